@@ -198,6 +198,9 @@ class OrchestratorConfig(JobConfig):
     max_model_len: int | None = None
     stop: list[str] = []
     max_off_policy_steps: int = 8
+    advantage: Literal["mean", "std"] = Field(
+        default="std", description="Reward minus the group's mean, or that divided by its standard deviation."
+    )
     max_in_flight: int = 64
     min_replicas: int = 1
     replicas: int = 1

@@ -1,6 +1,6 @@
 """The control APIs' common half: an aiohttp application with the job's token, JSON errors, health and metrics.
 
-Every route but `/healthz`, `/readyz` and `/metrics` asks for `Authorization: Bearer <token>`. Errors are
+Every route but health, readiness and metrics asks for `Authorization: Bearer <token>`. Errors are
 `{"error": sentence, "reason": CamelCase}` (see `protocol`).
 """
 
@@ -20,7 +20,7 @@ from fp8rl_workers.errors import InvalidInputError, WorkerError
 
 log = logging.getLogger(__name__)
 
-OPEN_ROUTES = frozenset({"/healthz", "/readyz", "/metrics"})
+OPEN_ROUTES = frozenset({"/health", "/healthz", "/readyz", "/metrics", "/fp8rl/v1/ready"})
 MAX_BODY_BYTES = 1 << 30
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

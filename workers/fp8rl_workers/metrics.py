@@ -28,9 +28,11 @@ TRAINER_METRICS: dict[str, tuple[str, str]] = {
     "token_mult_prob_error": ("fp8rl_token_mult_prob_error", "Mean of e^|r|."),
     "forward_backward_seconds": ("fp8rl_step_forward_backward_seconds", "Forward and backward of the step."),
     "optimizer_seconds": ("fp8rl_step_optimizer_seconds", "Optimizer of the step."),
+    "cast_seconds": ("fp8rl_step_cast_seconds", "Casting the new weights to what trainer computes with."),
     "checkpoint_seconds": ("fp8rl_step_checkpoint_seconds", "Checkpoint of the step, 0 without one."),
     "train_seconds": ("fp8rl_step_train_seconds", "Whole step on the trainer."),
     "peak_memory_bytes": ("fp8rl_peak_memory_bytes", "Peak memory of the worst rank's device (host RSS on a CPU)."),
+    "mfu": ("fp8rl_model_flops_utilization_ratio", "Model FLOPs utilization, where the device's peak is known."),
     "padding_ratio": ("fp8rl_padding_ratio", "Share of the computed tokens that are padding."),
 }
 
@@ -41,6 +43,10 @@ ORCHESTRATOR_METRICS: dict[str, tuple[str, str]] = {
     "off_policy_mean": ("fp8rl_off_policy_steps_mean", "Mean age of the step's samples, in steps."),
     "off_policy_max": ("fp8rl_off_policy_steps_max", "Largest age of the step's samples, in steps."),
     "spanning_ratio": ("fp8rl_spanning_samples_ratio", "Share of the step's samples that span versions."),
+    "zero_variance_ratio": (
+        "fp8rl_zero_variance_groups_ratio",
+        "Share of the step's groups whose rewards are all equal: no signal, kept with advantage 0.",
+    ),
     "completion_tokens": ("fp8rl_completion_tokens_mean", "Mean sampled tokens of a sample."),
     "tokens_per_second": ("fp8rl_generated_tokens_per_second", "Sampled tokens per second since the last step."),
     "in_flight": ("fp8rl_rollouts_in_flight", "Rollouts in flight at the step's end."),
@@ -56,6 +62,7 @@ ORCHESTRATOR_METRICS: dict[str, tuple[str, str]] = {
 STEP_METRICS = TRAINER_METRICS | ORCHESTRATOR_METRICS
 
 SYNC_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+EPISODE_BUCKETS = (16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0)
 
 
 class WorkerMetrics:
@@ -69,6 +76,13 @@ class WorkerMetrics:
             "fp8rl_policy_version", "Version of the weights, as last published.", registry=self.registry
         )
         self.dropped = Counter("fp8rl_dropped_samples", "Samples dropped.", ["reason"], registry=self.registry)
+        self.dropped_tokens = Histogram(
+            "fp8rl_dropped_episode_tokens",
+            "Sampled tokens of the longest episode in each dropped group.",
+            ["reason"],
+            buckets=EPISODE_BUCKETS,
+            registry=self.registry,
+        )
         self.sync_failures = Counter("fp8rl_weight_sync_failures", "Failed weight syncs.", registry=self.registry)
         self.sync_stage = Histogram(
             "fp8rl_weight_sync_stage_seconds",

@@ -50,6 +50,9 @@ class ResolvedPrecision(Record):
     kv_cache: Literal["bf16", "fp8"] = "bf16"
     quantized_layers: list[str] = Field(default=[], description="HF module names that are quantized, sorted.")
     ignored_layers: dict[str, str] = Field(default={}, description="HF module name to the reason why it stays BF16.")
+    max_model_len: int | None = Field(
+        default=None, description="Longest context in tokens; the orchestrator sets it where the job leaves it open."
+    )
 
 
 class Member(Record):
@@ -161,6 +164,7 @@ class EngineState(Record):
     load_path: Literal["none", "plan", "reload"] = "none"
     load_fallback: dict[str, str] = Field(default={}, description="Tensor to the reason why it needs vLLM's reload.")
     quantized_layers: list[str] = []
+    audit_passed: bool = Field(default=True, description="Whether the quantized layers are those of the precision plan.")
     error: str = ""
 
 

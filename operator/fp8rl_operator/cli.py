@@ -1,0 +1,62 @@
+"""The command line: `fp8rl run | validate | render | status | report`. Heavy modules are imported by the command that needs them.
+
+Exit codes: 0 done, 1 the job or a file is wrong or the run failed, 2 usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ABOUT = "Reinforcement learning of language models, disaggregated and in FP8."
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All commands and their arguments."""
+    parser = argparse.ArgumentParser(prog="fp8rl", description=ABOUT)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="run a job on this machine, to its end")
+    run.add_argument("job", nargs="?", type=Path, metavar="JOB.yaml", help="manifest; may be left out with --resume")
+    run.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/<name of the job>)")
+    run.add_argument("--resume", action="store_true", help="go on with the run in --out from its last checkpoint")
+    run.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="replace a field of the manifest, e.g. spec.seed=1 (YAML value; repeatable)",
+    )
+    validate = commands.add_parser("validate", help="report all faults of a manifest")
+    validate.add_argument("file", type=Path, metavar="FILE")
+    render = commands.add_parser("render", help="print the Kubernetes objects of a job")
+    render.add_argument("file", type=Path, metavar="FILE")
+    status = commands.add_parser("status", help="show the state of a run")
+    status.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    report = commands.add_parser("report", help="rebuild summary and plots of a run")
+    report.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    report.add_argument("--json", action="store_true", help="print summary.json only")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    arguments = make_parser().parse_args(argv)
+    from fp8rl_operator import cli_commands
+    from fp8rl_operator.errors import InvalidSpec
+
+    try:
+        return int(getattr(cli_commands, f"{arguments.command}_command")(arguments))
+    except InvalidSpec as error:
+        for fault in error.faults:
+            sys.stderr.write(f"fp8rl: {fault}\n")
+    except cli_commands.CommandError as error:
+        sys.stderr.write(f"fp8rl: {error}\n")
+    except BrokenPipeError:
+        sys.stderr.close()
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""The operator's side of the control API, shared by every world: ask orchestrator and trainer, hand over the group.
+
+A role that does not answer in time is no error here: the pass goes on with what the pods show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import TypeVar
+
+import aiohttp
+from pydantic import ValidationError
+
+from fp8rl_operator import names
+from fp8rl_operator.observed import PodState
+from fp8rl_workers.config import ORCHESTRATOR_PORT, TRAINER_PORT, Record
+from fp8rl_workers.protocol import GroupDocument, OrchestratorStatus, TrainerState
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 2.0
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+class ControlClient:
+    """Calls with the job's bearer token. Remembers which group each orchestrator process has."""
+
+    def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
+        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._session: aiohttp.ClientSession | None = None
+        self._sent: tuple[str, int, str] | None = None
+
+    def session(self) -> aiohttp.ClientSession:
+        """The one session, made on first use inside the running loop."""
+        if self._session is None or self._session.closed:
+            self._session = aiohttp.ClientSession(timeout=self._timeout, trust_env=False)
+        return self._session
+
+    async def read(self, pods: Iterable[PodState], token: str) -> tuple[TrainerState | None, OrchestratorStatus | None]:
+        """State of the newest trainer's first pod and status of the newest orchestrator."""
+        found = list(pods)
+        return await asyncio.gather(
+            self.get(first(found, names.TRAINER), TRAINER_PORT, "/v1/state", token, TrainerState),
+            self.get(first(found, names.ORCHESTRATOR), ORCHESTRATOR_PORT, "/v1/status", token, OrchestratorStatus),
+        )
+
+    async def get(self, pod: PodState | None, port: int, path: str, token: str, model: type[RecordT]) -> RecordT | None:
+        """One record of a pod, None without an answer."""
+        if pod is None:
+            return None
+        url = f"http://{pod.ip}:{port}{path}"
+        try:
+            async with self.session().get(url, headers={"Authorization": f"Bearer {token}"}) as response:
+                if response.status != 200:
+                    return None
+                return model.model_validate_json(await response.read())
+        except (TimeoutError, OSError, aiohttp.ClientError):
+            return None
+        except ValidationError as error:
+            log.warning("%s: not a %s: %s", url, model.__name__, error)
+            return None
+
+    async def put_group(self, group: GroupDocument, pods: Iterable[PodState], token: str) -> bool:
+        """Give the orchestrator the group if its process has another one; whether it has it now."""
+        pod = first([item for item in pods if item.attempt == group.attempt], names.ORCHESTRATOR)
+        if pod is None:
+            return False
+        members = group.model_dump_json(exclude={"generation"})
+        key = (pod.uid, pod.restarts, members)
+        if key == self._sent:
+            return True
+        url = f"http://{pod.ip}:{ORCHESTRATOR_PORT}/v1/group"
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        try:
+            async with self.session().put(url, data=group.model_dump_json(), headers=headers) as response:
+                if response.status >= 400:
+                    log.warning("%s: status %d: %s", url, response.status, await response.text())
+                    return False
+        except (TimeoutError, OSError, aiohttp.ClientError):
+            return False
+        self._sent = key
+        return True
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+
+def first(pods: list[PodState], role: str) -> PodState | None:
+    """The first pod by name of the role's newest attempt that has started."""
+    mine = [pod for pod in pods if pod.role == role and pod.ip and not pod.starting and not pod.terminating]
+    return min(mine, key=lambda pod: (-pod.attempt, pod.name), default=None)

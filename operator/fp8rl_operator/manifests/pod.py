@@ -1,0 +1,258 @@
+"""What all pods of a job share: environment, probes, security, volumes, scheduling, the user's overrides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fp8rl_operator import names
+from fp8rl_operator.manifests.merge import merge
+from fp8rl_operator.manifests.meta import CONTROL_SECRET, TOKEN_KEY, Object, labels, metadata, selector
+from fp8rl_operator.manifests.model import model_mounts, model_volumes, prepare_env
+from fp8rl_operator.plan_types import Plan
+from fp8rl_operator.spec import FP8RLJob
+from fp8rl_operator.spec.pods import PodTemplate, Volume
+
+MAIN = "main"
+USER = 10001
+CONFIG_FOLDER = "/etc/fp8rl/config"
+TOKEN_FOLDER = "/etc/fp8rl/control"  # noqa: S105 - a folder, no secret
+STATE_FOLDER = "/var/lib/fp8rl"
+CACHE_FOLDER = "/var/cache/fp8rl"
+STATE_VOLUME = "state"
+SHM_SIZE = "8Gi"
+
+Env = list[Object]
+
+
+@dataclass(frozen=True)
+class Role:
+    """What differs between roles. `probes`: kind to probe. `state`: source of the state volume, None for a claim template."""
+
+    component: str
+    image: str
+    command: list[str]
+    port: int
+    template: PodTemplate
+    probes: dict[str, Object]
+    state: Object | None
+    grace_seconds: int = 30
+    gpus: int = 0
+    env: Env = field(default_factory=list)
+    volumes: list[Object] = field(default_factory=list)
+    mounts: list[Object] = field(default_factory=list)
+    resources: Object = field(default_factory=dict)
+
+
+def http_probe(path: str, period: int, failures: int, timeout: int = 5) -> Object:
+    """An HTTP probe on the container's port `http`; seconds and counts."""
+    return {
+        "httpGet": {"path": path, "port": "http"},
+        "periodSeconds": period,
+        "timeoutSeconds": timeout,
+        "failureThreshold": failures,
+    }
+
+
+def variable(name: str, value: str) -> Object:
+    """A plain environment variable."""
+    return {"name": name, "value": value}
+
+
+def from_field(name: str, path: str) -> Object:
+    """A variable of the downward API."""
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def worker_env() -> Env:
+    """The contract of `fp8rl_workers.config`: no template can change these."""
+    return [
+        variable("FP8RL_CONFIG", f"{CONFIG_FOLDER}/config.json"),
+        variable("FP8RL_TOKEN_FILE", f"{TOKEN_FOLDER}/{TOKEN_KEY}"),
+        from_field("FP8RL_POD_NAME", "metadata.name"),
+        from_field("FP8RL_POD_UID", "metadata.uid"),
+        from_field("FP8RL_POD_IP", "status.podIP"),
+        from_field("FP8RL_ATTEMPT", f"metadata.annotations['{names.ANNOTATION_ATTEMPT}']"),
+        variable("FP8RL_STATE_DIR", STATE_FOLDER),
+    ]
+
+
+def process_env() -> Env:
+    """Caches and habits of the processes; a template may change them."""
+    return [
+        variable("HOME", CACHE_FOLDER),
+        variable("XDG_CACHE_HOME", f"{CACHE_FOLDER}/xdg"),
+        variable("HF_HOME", f"{CACHE_FOLDER}/huggingface"),
+        variable("VLLM_CACHE_ROOT", f"{CACHE_FOLDER}/vllm"),
+        variable("FLASHINFER_WORKSPACE_BASE", f"{CACHE_FOLDER}/flashinfer"),
+        variable("TRITON_CACHE_DIR", f"{CACHE_FOLDER}/triton"),
+        variable("TORCHINDUCTOR_CACHE_DIR", f"{CACHE_FOLDER}/inductor"),
+        variable("NCCL_CUMEM_ENABLE", "1"),
+        variable("PYTHONUNBUFFERED", "1"),
+        variable("PYTHONSAFEPATH", "1"),
+    ]
+
+
+def security_context() -> Object:
+    """Of each container."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def mounts(job: FP8RLJob, role: Role) -> list[Object]:
+    """Mounts of the main container."""
+    return [
+        {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
+        {"name": "control", "mountPath": TOKEN_FOLDER, "readOnly": True},
+        {"name": STATE_VOLUME if role.component != names.INFERENCE else "scratch", "mountPath": STATE_FOLDER},
+        {"name": "cache", "mountPath": CACHE_FOLDER},
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a path of the container
+        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - a path of the container
+        *model_mounts(job),
+        *role.mounts,
+    ]
+
+
+def volumes(job: FP8RLJob, role: Role) -> list[Object]:
+    """Volumes of the pod; a state volume of a claim template is added by the StatefulSet."""
+    secret = {
+        "secretName": names.child_name(job.name, CONTROL_SECRET),
+        "defaultMode": 0o440,
+        "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}],
+    }
+    state_name = STATE_VOLUME if role.component != names.INFERENCE else "scratch"
+    state = [] if role.state is None else [{"name": state_name, **role.state}]
+    return [
+        {"name": "config", "configMap": {"name": names.child_name(job.name, role.component)}},
+        {"name": "control", "secret": secret},
+        *state,
+        {"name": "cache", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
+        *model_volumes(job),
+        *role.volumes,
+    ]
+
+
+def resources(role: Role) -> Object:
+    """Requests and limits of the main container, GPUs included."""
+    gpus = {names.GPU_RESOURCE: str(role.gpus)} if role.gpus else {}
+    limits = {**role.resources.get("limits", {}), **gpus}
+    requests = {**role.resources.get("requests", {}), **gpus}
+    return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
+
+
+def main_container(job: FP8RLJob, role: Role) -> Object:
+    """The container that does the work."""
+    return {
+        "name": MAIN,
+        "image": role.image,
+        "command": role.command,
+        "ports": [{"name": "http", "containerPort": role.port, "protocol": "TCP"}],
+        "env": worker_env() + process_env() + role.env,
+        "volumeMounts": mounts(job, role),
+        "resources": resources(role),
+        "securityContext": security_context(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **{f"{kind}Probe": probe for kind, probe in role.probes.items()},
+    }
+
+
+def prepare_container(job: FP8RLJob, role: Role) -> Object:
+    """The init container that makes or checks the model's folder."""
+    return {
+        "name": "prepare-model",
+        "image": role.image,
+        "command": ["python", "-m", "fp8rl_workers.models.prepare"],
+        "env": worker_env() + process_env() + prepare_env(job),
+        "volumeMounts": mounts(job, role),
+        "securityContext": security_context(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def scheduling(job: FP8RLJob, role: Role) -> Object:
+    """Node selector, tolerations, GPU products, priority."""
+    topology = job.spec.topology
+    spec: Object = {}
+    if topology.node_selector:
+        spec["nodeSelector"] = dict(topology.node_selector)
+    if topology.tolerations:
+        spec["tolerations"] = list(topology.tolerations)
+    if job.spec.priority_class_name is not None:
+        spec["priorityClassName"] = job.spec.priority_class_name
+    if topology.gpu_product and role.gpus and names.GPU_PRODUCT_LABEL not in role.template.spec.get("nodeSelector", {}):
+        term = {"key": names.GPU_PRODUCT_LABEL, "operator": "In", "values": list(topology.gpu_product)}
+        required = {"nodeSelectorTerms": [{"matchExpressions": [term]}]}
+        spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    return spec
+
+
+def pod_spec(job: FP8RLJob, role: Role) -> Object:
+    """The pod as the operator builds it, before the user's overrides."""
+    return {
+        "serviceAccountName": job.name,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": role.grace_seconds,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "initContainers": [prepare_container(job, role)],
+        "containers": [main_container(job, role)],
+        "volumes": volumes(job, role),
+        **scheduling(job, role),
+    }
+
+
+def pod_template(job: FP8RLJob, role: Role, plan: Plan) -> Object:
+    """The pod template: built, the user's overrides merged, the job's own ports, config and token put back."""
+    own = pod_spec(job, role)
+    main = own["containers"][0]
+    kept: dict[str, Any] = {
+        "containers": [{"name": MAIN, "env": worker_env(), "ports": main["ports"]}],
+        "volumes": [volume for volume in own["volumes"] if volume["name"] in {"config", "control"}],
+    }
+    meta = role.template.metadata
+    return {
+        "metadata": {
+            "labels": dict(meta.labels) | labels(job, role.component),
+            "annotations": dict(meta.annotations) | {names.ANNOTATION_ATTEMPT: str(plan.attempt)},
+        },
+        "spec": merge(merge(own, role.template.spec), kept),
+    }
+
+
+def state_source(volume: Volume | None) -> Object | None:
+    """Source of a state volume; None when a claim template makes it."""
+    if volume is None:
+        return {"emptyDir": {}}
+    if volume.claim_name is not None:
+        return {"persistentVolumeClaim": {"claimName": volume.claim_name}}
+    if volume.host_path is not None:
+        return {"hostPath": {"path": volume.host_path, "type": "DirectoryOrCreate"}}
+    return None
+
+
+def stateful_set(job: FP8RLJob, role: Role, plan: Plan, replicas: int, claim: Object | None) -> Object:
+    """A StatefulSet: pods start together, claims outlive a scale to zero, old attempts are ended by the plan."""
+    spec: Object = {
+        "serviceName": names.child_name(job.name, role.component),
+        "replicas": replicas if plan.running else 0,
+        "podManagementPolicy": "Parallel",
+        "updateStrategy": {"type": "OnDelete"},
+        "selector": {"matchLabels": selector(job, role.component)},
+        "template": pod_template(job, role, plan),
+    }
+    if claim is not None:
+        spec["volumeClaimTemplates"] = [claim]
+        spec["persistentVolumeClaimRetentionPolicy"] = {"whenDeleted": "Delete", "whenScaled": "Retain"}
+    return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": metadata(job, role.component), "spec": spec}

@@ -1,0 +1,81 @@
+"""Which loss of a pod costs an attempt. Pure.
+
+A trainer pod that ended or vanished always does: its collective is broken and it holds the weights. An engine does so
+under `replicaLoss: restart` only; under `shrink` its own Deployment starts it again while the others go on. The
+orchestrator is started again in place and rolls its recorded decision forward; it costs an attempt never, but a
+container that ends again and again ends the job, and so does one that says by its exit code that its input is wrong.
+"""
+
+from __future__ import annotations
+
+from fp8rl_operator import names
+from fp8rl_operator.observed import Observed, PodState
+from fp8rl_operator.plan_memory import Memory
+from fp8rl_operator.plan_types import Loss
+from fp8rl_operator.spec import FP8RLJob
+
+WRONG_INPUT_EXIT = 65  # EX_DATAERR of sysexits.h: the same input gives the same end
+REASONS = {names.TRAINER: names.TRAINER_LOST, names.INFERENCE: names.ENGINE_LOST}
+
+
+def find_loss(job: FP8RLJob, memory: Memory, seen: Observed) -> Loss | None:
+    """The first loss that counts, None if the group can go on."""
+    roles = (names.TRAINER, names.ORCHESTRATOR, names.INFERENCE)
+    pods = [pod for role in roles for pod in seen.of_role(role, memory.attempt)]
+    for pod in pods:
+        if (loss := hopeless(job, pod)) is not None:
+            return loss
+    loss = said_lost(memory, seen) or lost(names.TRAINER, memory, seen)
+    if loss is not None:
+        return loss
+    if job.spec.failure_policy.replica_loss == "restart":
+        return lost(names.INFERENCE, memory, seen)
+    return None
+
+
+def restartable(reason: str, last: str) -> bool:
+    """Whether a new attempt can help: a lost peer always, out of memory unless the last attempt ended so, a wrong input never."""
+    if reason == names.TRAINER_OUT_OF_MEMORY:
+        return last != names.TRAINER_OUT_OF_MEMORY
+    return reason in {names.TRAINER_LOST, names.ENGINE_LOST, "WeightSyncFailed"}
+
+
+def said_lost(memory: Memory, seen: Observed) -> Loss | None:
+    """A failure that trainer or orchestrator reports and that a new attempt may heal."""
+    for role in (seen.trainer, seen.orchestrator):
+        failed = role is not None and role.attempt == memory.attempt and role.phase == "failed"
+        if role is not None and failed and restartable(role.reason, memory.last_failure_reason):
+            return Loss(role.reason, role.message)
+    return None
+
+
+def hopeless(job: FP8RLJob, pod: PodState) -> Loss | None:
+    """A pod whose containers cannot come up: wrong input, or more ends than the budget allows."""
+    if pod.exit_code == WRONG_INPUT_EXIT:
+        return Loss(names.INVALID_MODEL, ended_text(pod), permanent=True)
+    budget = job.spec.failure_policy.max_restarts
+    counted = pod.starting or pod.role != names.TRAINER
+    if counted and not pod.ready and pod.restarts > budget:
+        text = f"{ended_text(pod)}; it was started again {pod.restarts} times, failurePolicy.maxRestarts is {budget}"
+        return Loss(names.RESTARTS_EXHAUSTED, text, permanent=True)
+    return None
+
+
+def lost(role: str, memory: Memory, seen: Observed) -> Loss | None:
+    """A pod of the role that ended, failed or vanished within this attempt."""
+    pods = seen.of_role(role, memory.attempt)
+    for pod in pods:
+        if not pod.starting and (pod.restarts > 0 or pod.phase == "Failed" or pod.exit_code):
+            return Loss(REASONS[role], ended_text(pod))
+    gone = memory.uids.get(role, frozenset()) - {pod.uid for pod in pods}
+    if gone:
+        return Loss(REASONS[role], f"{len(gone)} {role} pods were deleted: uid {', '.join(sorted(gone))}")
+    return None
+
+
+def ended_text(pod: PodState) -> str:
+    """One sentence about how a pod ended, with the last line of its words."""
+    code = "" if pod.exit_code is None else f" with code {pod.exit_code}"
+    lines = [line for line in pod.message.splitlines() if line.strip()]
+    words = f": {lines[-1].strip()}" if lines else ""
+    return f"{pod.role} pod {pod.name} ended{code}{words}"

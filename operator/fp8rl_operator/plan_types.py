@@ -1,0 +1,59 @@
+"""What a plan says. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fp8rl_workers.protocol import GroupDocument
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of a job; final once it stands in status."""
+
+    complete: bool
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A reason with its sentence."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A pod that the group cannot do without was lost. `permanent`: a new attempt would end the same way."""
+
+    reason: str
+    message: str
+    permanent: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One step of a job. Times in Unix seconds.
+
+    `running`: the pods of `attempt` shall exist. `end_pods`: uids to end now. `group`: goes to the orchestrator.
+    `waiting` becomes the reason of Ready and Reconciling, `stalled` that of Stalled, `verdict` that of Complete or
+    Failed. `resumed`: the job was suspended until now. `loss`: why a new attempt begins.
+    """
+
+    attempt: int
+    restarts: int
+    attempt_time: float
+    running: bool = False
+    suspended: bool = False
+    resumed: bool = False
+    hands_off: bool = False
+    delete_job: bool = False
+    end_pods: tuple[str, ...] = ()
+    group: GroupDocument | None = None
+    verdict: Verdict | None = None
+    waiting: Waiting | None = None
+    stalled: Waiting | None = None
+    loss: Loss | None = None
+    requeue_after: float = 15.0

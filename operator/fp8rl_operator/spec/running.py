@@ -1,0 +1,75 @@
+"""`spec.weightSync`, `topology` and `failurePolicy`: how the job runs on its machines."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fp8rl_operator.spec.base import FreeObject, Model, StringMap
+
+GpuProduct = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
+
+
+class WeightSync(Model):
+    """How weights get from the trainer to the engines, on every step."""
+
+    transport: Literal["auto", "nccl", "ipc", "gloo"] = Field(
+        "auto", description="auto: per engine, ipc on the same GPU's host, nccl between GPUs, gloo on CPUs."
+    )
+    mode: Literal["auto", "shadow", "inPlace", "reload"] = Field(
+        "auto",
+        description="shadow: engines generate while they receive into a second copy of the weights. inPlace: no second copy,"
+        " generation stops meanwhile. reload: vLLM's own loader. auto: shadow where it fits.",
+    )
+    kv_on_commit: Literal["keep", "recompute"] = Field(
+        "keep", description="KV cache of running requests at a new version: keep it, or preempt and recompute them."
+    )
+    cast_backend: Literal["auto", "triton", "te", "torch"] = Field(
+        "auto", description="What casts to FP8. All give the same bits; torch is the reference and runs anywhere."
+    )
+    bucket_bytes: int = Field(
+        268_435_456, ge=1_048_576, le=8_589_934_592, description="Size of one packed bucket on the wire. Unit: bytes."
+    )
+    timeout_seconds: int = Field(
+        60,
+        ge=1,
+        le=3600,
+        description="Longest wait of any phase of a sync; a member that misses it is fenced. Unit: seconds.",
+    )
+    port: int = Field(29500, ge=1024, le=65535, description="Port of the epoch's store, on the trainer's first pod.")
+
+
+class Topology(Model):
+    """Which nodes, and where on them."""
+
+    numa: Literal["required", "preferred", "none"] = Field(
+        "preferred",
+        description="Binding of each rank to its GPU's NUMA node. required: the kubelet must align it (Guaranteed QoS, whole"
+        " CPUs) and a rank that cannot bind fails. preferred: bind where possible. none: only what offload full asks for.",
+    )
+    gpu_product: tuple[GpuProduct, ...] = Field(
+        (),
+        max_length=16,
+        description="Allowed values of the node label nvidia.com/gpu.product, such as NVIDIA-H200. Empty: any. The"
+        " nodeSelector of a role's template may pick one of them for that role.",
+    )
+    node_selector: StringMap = Field({}, description="Labels that the nodes of all roles must have.")
+    tolerations: tuple[FreeObject, ...] = Field(
+        (), max_length=32, description="Tolerations of all roles, as in a PodSpec."
+    )
+
+
+class FailurePolicy(Model):
+    """What a failure costs."""
+
+    max_restarts: int = Field(
+        3, ge=0, le=1000, description="Restarts of the whole job (new attempts) before it is Failed."
+    )
+    backoff_seconds: int = Field(
+        10, ge=0, le=3600, description="Wait before the first restart, doubled by each further one. Unit: seconds."
+    )
+    replica_loss: Literal["shrink", "restart"] = Field(
+        "shrink",
+        description="An engine is lost. shrink: go on without it while minReplicas remain. restart: a new attempt.",
+    )

@@ -1,0 +1,31 @@
+"""FP8 KV scales: 1.0 everywhere, at boot before graph capture, after wake and after every sync (rule 9)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+KINDS = ("k", "v", "q", "prob")
+
+
+@torch.no_grad()  # compressed-tensors registers them as parameters
+def restore_kv_scales(model: nn.Module) -> int:
+    """Set each attention layer's k, v, q and prob scales to 1.0: device tensors, float mirrors and CPU copies.
+
+    vLLM's loader leaves what it does not find; dummy weights and layerwise reloads leave others than 1. The job's FP8 KV
+    cache is uncalibrated on both sides, so 1.0 is the one right value.
+
+    Returns:
+        Number of layers that have such scales.
+    """
+    layers = 0
+    for module in model.modules():
+        found = [kind for kind in KINDS if isinstance(getattr(module, f"_{kind}_scale", None), torch.Tensor)]
+        for kind in found:
+            getattr(module, f"_{kind}_scale").fill_(1.0)
+            if hasattr(module, f"_{kind}_scale_float"):
+                setattr(module, f"_{kind}_scale_float", 1.0)
+            if isinstance(copy := getattr(module, f"_{kind}_scale_cpu", None), torch.Tensor):
+                copy.fill_(1.0)
+        layers += bool(found)
+    return layers

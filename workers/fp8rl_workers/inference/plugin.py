@@ -1,0 +1,66 @@
+"""vLLM's general plugin: loaded in the API server, the engine core and each worker, possibly twice in one process."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+BACKEND = "fp8rl"
+UTILITIES = ("state", "join", "abort", "commit")
+
+
+def register() -> None:
+    """Add our weight transfer engine, our calls on the engine core, and the version labels."""
+    _register_backend()
+    _add_core_calls()
+    _label_scheduler()
+    _keep_cpu_weights()
+
+
+def _register_backend() -> None:
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    if BACKEND not in WeightTransferEngineFactory._registry:  # noqa: SLF001
+        WeightTransferEngineFactory.register_engine(BACKEND, "fp8rl_workers.inference.engine", "Fp8rlTransferEngine")
+
+
+def _add_core_calls() -> None:
+    """`core_call` is looked up by name on the engine core, in one turn of its loop."""
+    from vllm.v1.engine.core import EngineCore
+
+    from fp8rl_workers.inference.core import utility
+
+    for name in UTILITIES:
+        setattr(EngineCore, f"fp8rl_{name}", utility(name))
+
+
+def _label_scheduler() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from fp8rl_workers.inference.core import book_of
+    from fp8rl_workers.inference.spans import label_outputs
+
+    plain = Scheduler.update_from_output
+    if hasattr(plain, "__wrapped__"):
+        return
+
+    @functools.wraps(plain)
+    def labelled(self: Any, scheduled: Any, output: Any) -> Any:
+        batches = plain(self, scheduled, output)
+        label_outputs(book_of(self), self.requests, batches)
+        return batches
+
+    Scheduler.update_from_output = labelled
+
+
+def _keep_cpu_weights() -> None:
+    """Where oneDNN takes BF16, vLLM packs each linear's weight away and empties the parameter: nothing could be loaded.
+
+    Without it vLLM computes with torch's own linear, which uses the same oneDNN kernels on the parameter as it is.
+    """
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        from vllm import _custom_ops
+
+        _custom_ops._supports_onednn = False  # noqa: SLF001

@@ -1,0 +1,5 @@
+"""The base model's folder: found, fetched or made before a role starts.
+
+Reading order: `recipe` (the builtin model as data), `tokenizer`, `warmup` (the only file that imports torch), `folder`
+(what a complete folder holds; locks, atomic renames), `prepare` (the init container's command).
+"""

@@ -1,0 +1,53 @@
+"""Models of a Hugging Face hub. The token is read from HF_TOKEN by huggingface_hub itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fp8rl_workers.errors import InvalidModelError
+
+PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model", "*.py"]
+
+
+def resolve_revision(repository: str, revision: str | None) -> str:
+    """Commit hash of `revision` (branch, tag or commit; None: the default branch), so that a cached folder never changes.
+
+    Raises:
+        InvalidModelError: the hub does not answer, or has no such repository or revision, or wants (another) token.
+    """
+    from huggingface_hub import HfApi
+
+    with _hub_errors(repository, revision):
+        commit = HfApi().model_info(repository, revision=revision).sha
+    if commit is None:
+        raise InvalidModelError(f"model.source.hub.repository: {repository} has no commit; name another repository")
+    return commit
+
+
+def download(repository: str, commit: str, folder: Path) -> None:
+    """Fetch config, tokenizer and safetensors of `commit` into `folder`.
+
+    Raises:
+        InvalidModelError: as in resolve_revision.
+    """
+    from huggingface_hub import snapshot_download
+
+    with _hub_errors(repository, commit):
+        snapshot_download(repository, revision=commit, local_dir=folder, allow_patterns=PATTERNS)
+
+
+@contextmanager
+def _hub_errors(repository: str, revision: str | None) -> Iterator[None]:
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # Its first base is the error class of the hub client's own HTTP library, which also covers refused connections.
+    transport_error: type[Exception] = HfHubHTTPError.__bases__[0]
+    try:
+        yield
+    except (transport_error, OSError, ValueError) as error:
+        raise InvalidModelError(
+            f"model.source.hub: cannot fetch {repository} at revision {revision or 'default'}: {type(error).__name__}: {' '.join(str(error).split())};"
+            " check repository, revision, the secret's token and the network, or use source.pvc or source.hostPath"
+        ) from error

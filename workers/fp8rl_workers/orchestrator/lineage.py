@@ -1,0 +1,63 @@
+"""Which weights a version number stands for: version -> (attempt, step, digest). Versions only grow, over restarts too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fp8rl_workers.config import Record
+from fp8rl_workers.errors import StaleError
+
+KEPT_VERSIONS = 256
+
+
+class Published(Record):
+    """One published set of weights. `step`: optimizer steps that it has seen; `attempt`: the trainer's when it sent it."""
+
+    version: int
+    attempt: int
+    step: int
+    digest: str = ""
+
+
+@dataclass
+class Lineage:
+    """The published versions, newest last; the oldest are forgotten beyond KEPT_VERSIONS."""
+
+    entries: dict[int, Published] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, published: Iterable[Published]) -> Lineage:
+        """A lineage of these versions."""
+        return cls({item.version: item for item in sorted(published, key=lambda item: item.version)})
+
+    @property
+    def newest(self) -> Published | None:
+        """The newest published version; None before the first."""
+        return next(reversed(self.entries.values()), None)
+
+    def add(self, published: Published) -> None:
+        """Record a committed version.
+
+        Raises:
+            StaleError: the version is not above every earlier one.
+        """
+        newest = self.newest
+        if newest is not None and published.version <= newest.version:
+            raise StaleError(f"version {published.version} was used already: the newest is {newest.version}")
+        self.entries[published.version] = published
+        for version in list(self.entries)[:-KEPT_VERSIONS]:
+            del self.entries[version]
+
+    def abandon_above(self, step: int) -> None:
+        """Forget versions of steps that the trainer has lost: their samples count as another lineage's."""
+        self.entries = {version: entry for version, entry in self.entries.items() if entry.step <= step}
+
+    def step_of(self, version: int, attempt: int) -> int | None:
+        """Step of a version; None when it is unknown or belongs to another (abandoned) attempt."""
+        entry = self.entries.get(version)
+        return entry.step if entry is not None and entry.attempt == attempt else None
+
+    def to_json(self) -> list[dict[str, object]]:
+        """Plain values for a checkpoint or the state file."""
+        return [entry.model_dump() for entry in self.entries.values()]

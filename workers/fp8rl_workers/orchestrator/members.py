@@ -1,0 +1,148 @@
+"""What trainer and engines say about themselves, asked every POLL_SECONDS. Hands the resolved precision to waiting engines.
+
+An engine that served and does not answer LOST_AFTER times in a row is lost: it leaves `states` and its requests go
+elsewhere. One that has not served yet may be silent for as long as it boots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import aiohttp
+
+from fp8rl_workers.errors import NotYetError, StaleError, WorkerError
+from fp8rl_workers.orchestrator.client import Engine, PeerLostError, Trainer
+from fp8rl_workers.orchestrator.epochs import trainers_of
+from fp8rl_workers.protocol import EngineState, GroupDocument, GroupMember, ResolvedPrecision, TrainerState
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+LOST_AFTER = 3
+
+
+class Members:
+    """The document and the newest state of each of its pods."""
+
+    def __init__(self, session: aiohttp.ClientSession, max_model_len: int, on_lost: Callable[[str], None]) -> None:
+        self.session = session
+        self.max_model_len = max_model_len
+        self.document: GroupDocument | None = None
+        self.states: dict[str, EngineState] = {}
+        self.engines: dict[str, Engine] = {}
+        self.trainer_state: TrainerState | None = None
+        self.changed = asyncio.Event()
+        self._on_lost = on_lost
+        self._asked = 0
+        self._answered = 0
+        self._misses: dict[str, int] = {}
+        self._checked: set[str] = set()
+        self._served: set[str] = set()
+
+    @property
+    def trainer(self) -> Trainer | None:
+        """Client of the trainer's first pod."""
+        if self.document is None or not (pods := trainers_of(self.document)):
+            return None
+        return Trainer.at(self.session, pods[0].address)
+
+    @property
+    def resolved(self) -> ResolvedPrecision | None:
+        """What `auto` became, with the context length that engines are to use."""
+        resolved = self.trainer_state.resolved if self.trainer_state is not None else None
+        return None if resolved is None else resolved.model_copy(update={"max_model_len": self.max_model_len})
+
+    def accept(self, document: GroupDocument) -> bool:
+        """Take a document over unless it is older than the one at hand; returns whether it was taken."""
+        old = self.document
+        if old is not None and (document.attempt, document.generation) < (old.attempt, old.generation):
+            return False
+        self.document = document
+        wanted = {item.uid: item for item in document.members if item.role == "inference"}
+        for uid in set(self.engines) - set(wanted):
+            self._forget(uid)
+            del self.engines[uid]
+        self.engines = {uid: Engine.at(self.session, item.address) for uid, item in wanted.items()}
+        self.changed.set()
+        return True
+
+    def is_lost(self, uid: str) -> bool:
+        """Whether an engine that belonged to an epoch is gone, restarting, or has left the document."""
+        return uid not in self._served
+
+    async def run(self) -> None:
+        """Ask for ever."""
+        while True:
+            await self.poll()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def poll(self) -> None:
+        """Ask trainer and engines once, all at the same time."""
+        document = self.document
+        if document is None:
+            return
+        engines = [item for item in document.members if item.role == "inference"]
+        await asyncio.gather(self._ask_trainer(), *(self._ask_engine(item) for item in engines))
+
+    async def _ask_trainer(self) -> None:
+        trainer = self.trainer
+        if trainer is None:
+            return
+        self._asked += 1
+        number = self._asked
+        try:
+            state = await trainer.state()
+            self._misses["trainer"] = 0
+            if number > self._answered:  # an answer that was overtaken by a later one is old
+                self._answered, self.trainer_state = number, state
+        except WorkerError as error:
+            misses = self._misses["trainer"] = self._misses.get("trainer", 0) + 1
+            if misses >= LOST_AFTER:
+                self.trainer_state = None
+                log.debug("trainer: %s", error)
+        self.changed.set()
+
+    async def _ask_engine(self, member: GroupMember) -> None:
+        engine = self.engines.get(member.uid)
+        if engine is None:
+            return
+        try:
+            state = await engine.state()
+            if state.phase == "waiting" and self.resolved is not None:
+                await engine.resolve(self.resolved)
+            if state.phase == "serving" and member.uid not in self._checked:
+                await engine.check_release(state.release)
+                self._checked.add(member.uid)
+        except PeerLostError:
+            self._miss(member)
+        except (StaleError, NotYetError) as error:
+            log.debug("%s: %s", member.pod, error)
+        else:
+            self._seen(member, state)
+
+    def _seen(self, member: GroupMember, state: EngineState) -> None:
+        if member.uid not in self.engines:
+            return
+        self._misses[member.uid] = 0
+        if state.phase != "serving" and member.uid in self._served:
+            log.warning("%s has restarted", member.pod)
+            self._forget(member.uid)
+        if state.phase == "serving":
+            self._served.add(member.uid)
+        self.states[member.uid] = state
+        self.changed.set()
+
+    def _miss(self, member: GroupMember) -> None:
+        misses = self._misses[member.uid] = self._misses.get(member.uid, 0) + 1
+        if misses >= LOST_AFTER and member.uid in self.states and member.uid in self._served:
+            log.warning("%s is lost: %d calls without an answer", member.pod, misses)
+            self._forget(member.uid)
+            self.changed.set()
+
+    def _forget(self, uid: str) -> None:
+        self.states.pop(uid, None)
+        self._served.discard(uid)
+        self._checked.discard(uid)
+        self._on_lost(uid)

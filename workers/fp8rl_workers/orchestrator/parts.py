@@ -1,0 +1,188 @@
+"""Builds the orchestrator's parts from its config and wires them; checks what can be checked before anybody answers."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from fp8rl_workers.config import EnvironmentConfig, OrchestratorConfig, PodEnvironment
+from fp8rl_workers.errors import InvalidInputError
+from fp8rl_workers.metrics import ORCHESTRATOR_METRICS, WorkerMetrics
+from fp8rl_workers.orchestrator.dataset import heldout_set, prompt_set, read_examples
+from fp8rl_workers.orchestrator.dispatch import Dispatcher, Replica
+from fp8rl_workers.orchestrator.environments import Environment, Example, make_environment
+from fp8rl_workers.orchestrator.group import Group
+from fp8rl_workers.orchestrator.health import context_length
+from fp8rl_workers.orchestrator.journal import Journal
+from fp8rl_workers.orchestrator.lineage import Lineage, Published
+from fp8rl_workers.orchestrator.members import Members
+from fp8rl_workers.orchestrator.policy import Policy, load_tokenizer
+from fp8rl_workers.orchestrator.progress import Progress
+from fp8rl_workers.orchestrator.records import Records
+from fp8rl_workers.orchestrator.rollouts import Rollouts, RolloutSettings
+from fp8rl_workers.orchestrator.sampling import SamplingOptions, stop_tokens
+from fp8rl_workers.orchestrator.staleness import DropReason
+from fp8rl_workers.orchestrator.syncing import Conductor, Outcome
+
+log = logging.getLogger(__name__)
+
+MEASURED_PROMPTS = 64
+
+
+@dataclass
+class Parts:
+    """Everything that the loop, the status and the server look at."""
+
+    config: OrchestratorConfig
+    state_dir: Path
+    journal: Journal
+    records: Records
+    metrics: WorkerMetrics
+    members: Members
+    dispatcher: Dispatcher
+    group: Group
+    rollouts: Rollouts
+    policy: Policy
+    lineage: Lineage
+    progress: Progress
+    evaluation_environment: Environment
+    heldout: list[Example]
+
+
+def build_parts(config: OrchestratorConfig, pod: PodEnvironment, session: aiohttp.ClientSession) -> Parts:
+    """Make and wire the parts.
+
+    Raises:
+        InvalidInputError: environment, dataset, batch or context length do not fit; the message names the field.
+        InvalidModelError: the model folder has no tokenizer.json.
+    """
+    journal = Journal(pod.state_dir / "orchestrator.json", config.uid)
+    metrics = WorkerMetrics(ORCHESTRATOR_METRICS)
+    records = Records(pod.state_dir)
+    progress = Progress(steps=config.steps, attempt=pod.attempt)
+    lineage = Lineage.of(journal.data.published)
+    environment = environment_of(config.environment)
+    policy = policy_of(config, environment)
+    dispatcher = policy.dispatcher
+    members = Members(session, policy.max_model_len, dispatcher.lose)
+
+    def on_drop(reason: DropReason, samples: int, tokens: int) -> None:
+        metrics.dropped.labels(reason).inc(samples)
+        metrics.dropped_tokens.labels(reason).observe(tokens)
+        if reason == "tooLong":
+            progress.warnings[reason] = (
+                f"an episode of {tokens} tokens spans more versions than rollout.maxOffPolicySteps "
+                f"{config.max_off_policy_steps}: raise rollout.maxOffPolicySteps"
+            )
+
+    rollouts = Rollouts(
+        rollout_settings(config),
+        environment=environment,
+        policy=policy,
+        lineage=lineage,
+        example_at=prompt_set(config.dataset, environment, config.seed),
+        on_drop=on_drop,
+    )
+
+    def on_decided(published: Published) -> None:
+        metrics.version.set(published.version)
+        rollouts.wake()
+
+    def on_not_finite(_: Replica) -> None:
+        rollouts.count_dropped("nonFinite", 1)
+        members.changed.set()
+
+    dispatcher.on_not_finite = on_not_finite
+    conductor = Conductor(journal, lineage, members, dispatcher, on_decided)
+    sync = config.weight_sync
+
+    def on_outcome(outcome: Outcome) -> None:
+        progress.sync_done(outcome, metrics, records)
+        rollouts.wake()
+
+    group = Group(conductor, records, sync.port, sync.timeout_seconds, on_outcome)
+    asked = config.evaluation.environment
+    evaluated = environment if asked is None else environment_of(asked)
+    return Parts(
+        config=config,
+        state_dir=pod.state_dir,
+        journal=journal,
+        records=records,
+        metrics=metrics,
+        members=members,
+        dispatcher=dispatcher,
+        group=group,
+        rollouts=rollouts,
+        policy=policy,
+        lineage=lineage,
+        progress=progress,
+        evaluation_environment=evaluated,
+        heldout=heldout_set(evaluated, config.seed, config.evaluation.samples),
+    )
+
+
+def environment_of(config: EnvironmentConfig) -> Environment:
+    """The environment of a config.
+
+    Raises:
+        InvalidInputError: unknown id or bad args; the message names them.
+    """
+    try:
+        return make_environment(config.id, config.args)
+    except (ValueError, ImportError) as error:
+        raise InvalidInputError(f"rollout.environment: {error}") from error
+
+
+def rollout_settings(config: OrchestratorConfig) -> RolloutSettings:
+    """Sizes of groups and batches.
+
+    Raises:
+        InvalidInputError: batchSize is no multiple of groupSize.
+    """
+    groups, rest = divmod(config.batch_size, config.group_size)
+    if rest or not groups:
+        raise InvalidInputError(
+            f"rollout.batchSize {config.batch_size} is no multiple of rollout.groupSize {config.group_size}: "
+            f"{config.batch_size} = {groups} x {config.group_size} + {rest}; use {(groups + 1) * config.group_size}"
+        )
+    return RolloutSettings(
+        group_size=config.group_size,
+        groups_per_batch=groups,
+        limit=config.max_off_policy_steps,
+        total_steps=config.steps,
+        min_replicas=config.min_replicas,
+    )
+
+
+def policy_of(config: OrchestratorConfig, environment: Environment) -> Policy:
+    """Tokenizer, sampling options and context length.
+
+    Raises:
+        InvalidInputError: a prompt plus maxTokens does not fit maxModelLen.
+        InvalidModelError: the tokenizer is missing.
+    """
+    folder = Path(config.model_path)
+    tokenizer = load_tokenizer(folder)
+    bound = environment.context_bound(config.max_tokens)
+    prompts: list[str] = []
+    if config.dataset.path is not None:
+        prompts = [item.prompt for item in read_examples(Path(config.dataset.path))]
+    elif config.max_model_len is not None and bound > config.max_model_len:
+        prompts = [environment.example(config.seed, index, "train").prompt for index in range(MEASURED_PROMPTS)]
+    if prompts:
+        bound = config.max_tokens + max(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in prompts)
+    try:
+        length = context_length(config.max_model_len, bound, config.max_tokens)
+    except ValueError as error:
+        raise InvalidInputError(str(error)) from error
+    options = SamplingOptions(
+        temperature=config.temperature,
+        top_p=config.top_p,
+        max_tokens=config.max_tokens,
+        stop=tuple(config.stop),
+        stop_token_ids=stop_tokens(folder),
+    )
+    return Policy(Dispatcher(config.max_in_flight), tokenizer, options, config.uid, config.seed, length)

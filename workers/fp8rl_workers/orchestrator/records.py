@@ -1,0 +1,50 @@
+"""The orchestrator's files: `metrics.jsonl` (protocol.StepRecord), `rollouts.jsonl`, `events.jsonl`. Appended and flushed.
+
+The rollout dump holds the first DUMPED_SAMPLES samples of each step; a file over DUMP_BYTES is set aside as `.1`, so the
+dump never takes more than twice that.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fp8rl_workers.protocol import StepRecord
+
+log = logging.getLogger(__name__)
+
+DUMPED_SAMPLES = 16
+DUMP_BYTES = 64 << 20
+
+
+class Records:
+    """Writes into one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+
+    def metrics(self, record: StepRecord) -> None:
+        """One line of metrics."""
+        self._append("metrics.jsonl", [record.model_dump_json()])
+
+    def event(self, kind: str, message: str, **fields: Any) -> None:
+        """One event, also as a log line. `kind` is CamelCase."""
+        log.info("%s: %s", kind, message)
+        line = {"time": time.time(), "source": "orchestrator", "kind": kind, "message": message, **fields}
+        self._append("events.jsonl", [json.dumps(line)])
+
+    def rollouts(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Samples of a step, DUMPED_SAMPLES of them."""
+        path = self.folder / "rollouts.jsonl"
+        if path.exists() and path.stat().st_size > DUMP_BYTES:
+            path.replace(path.with_suffix(".jsonl.1"))
+        self._append(path.name, [json.dumps(line) for line in list(lines)[:DUMPED_SAMPLES]])
+
+    def _append(self, name: str, lines: list[str]) -> None:
+        with (self.folder / name).open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)

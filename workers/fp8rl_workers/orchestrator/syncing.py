@@ -1,0 +1,188 @@
+"""Acts on the sync state machine: sends what the trainer holds to all engines of an epoch, as one new version.
+
+One operation for the first weights, for each step, for a replica that joins and for one that must be healed. The decision
+is on disk before the first commit; each engine then serves the version or is fenced within `timeout_seconds`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fp8rl_workers.errors import StaleError, WorkerError
+from fp8rl_workers.orchestrator import sync as machine
+from fp8rl_workers.orchestrator.client import Engine, PeerLostError, Trainer
+from fp8rl_workers.orchestrator.dispatch import Dispatcher
+from fp8rl_workers.orchestrator.journal import Journal, SyncEntry
+from fp8rl_workers.orchestrator.lineage import Lineage, Published
+from fp8rl_workers.orchestrator.members import Members
+from fp8rl_workers.protocol import CommitReport, Decision, Epoch, SyncReport, SyncRequest
+
+RETRY_SECONDS = 0.2
+
+
+@dataclass
+class Outcome:
+    """How a sync ended. Seconds of the whole, by stage, and of the longest pause of an engine's loop."""
+
+    sync: machine.Sync
+    report: SyncReport | None = None
+    seconds: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+    paused_seconds: float = 0.0
+
+    @property
+    def committed(self) -> bool:
+        """Whether the version is published."""
+        return self.sync.phase == "done"
+
+
+@dataclass
+class Conductor:
+    """Conducts one sync at a time (the caller holds the lock)."""
+
+    journal: Journal
+    lineage: Lineage
+    members: Members
+    dispatcher: Dispatcher
+    on_decided: Callable[[Published], None]
+
+    async def publish(self, epoch: Epoch, attempt: int, known_version: int) -> Outcome:
+        """Send the trainer's weights to the epoch's engines under a version that was never used."""
+        trainer = self.members.trainer
+        if trainer is None:
+            raise PeerLostError("the trainer is not in the operator's group document")
+        request = self._begin(epoch, attempt, known_version)
+        started = time.monotonic()
+        outcome = Outcome(machine.begin(request, epoch.members))
+        event: machine.Event
+        try:
+            outcome.report = await trainer.sync(request)
+            event = machine.Prepared(outcome.report)
+        except WorkerError as error:
+            event = machine.PrepareFailed(str(error))
+        prepared = time.monotonic()
+        gone = [member.uid for member in outcome.sync.members if self.members.is_lost(member.uid)]
+        await self._drive(outcome, trainer, [*map(machine.Lost, gone), event])
+        self._finish(outcome, started, prepared)
+        return outcome
+
+    async def recover(self, found: machine.Recovery, seconds: float) -> None:
+        """Carry out what a restarted orchestrator owes to a sync that it left behind."""
+        trainer, decision = self.members.trainer, found.decision
+        if decision.committed:
+            self._decide(decision)
+            for uid in found.fence:
+                self.dispatcher.fence(uid, "missed the commit")
+            for uid in found.done:
+                await self.dispatcher.serve(uid, decision.version)
+            await asyncio.gather(*(self._commit(uid, decision, seconds) for uid in found.commit))
+        else:
+            await asyncio.gather(*(self._abort(engine, decision) for engine in self.members.engines.values()))
+        if trainer is not None:
+            await self._tell(trainer, decision)
+        self.journal.save(sync=None)
+
+    def _begin(self, epoch: Epoch, attempt: int, known_version: int) -> SyncRequest:
+        data = self.journal.data
+        seen = [state.version or 0 for state in self.members.states.values()]
+        request = SyncRequest(
+            job_uid=epoch.job_uid,
+            epoch=epoch.epoch,
+            sync_id=data.sync_id + 1,
+            version=max([data.version, known_version, *seen]) + 1,
+            timeout_seconds=epoch.timeout_seconds,
+        )
+        entry = SyncEntry(request=request, attempt=attempt)
+        self.journal.save(sync=entry, version=request.version, sync_id=request.sync_id)
+        return request
+
+    async def _drive(self, outcome: Outcome, trainer: Trainer, events: list[machine.Event]) -> None:
+        while events:
+            outcome.sync, actions = machine.advance(outcome.sync, events.pop(0))
+            for action in actions:
+                events += await self._act(outcome, trainer, action)
+
+    async def _act(self, outcome: Outcome, trainer: Trainer, action: machine.Action) -> list[machine.Event]:
+        match action:
+            case machine.Record(decision):
+                self._decide(decision)
+                return [machine.Recorded()]
+            case machine.Commit(decision, uids):
+                seconds = outcome.sync.request.timeout_seconds
+                told = asyncio.create_task(self._tell(trainer, decision))
+                said = await asyncio.gather(*(self._commit(uid, decision, seconds) for uid in uids))
+                await told
+                pauses = [event.report.paused_seconds for event in said if isinstance(event, machine.Committed)]
+                outcome.paused_seconds = max(pauses, default=0.0)
+                return list(said)
+            case machine.Abort(decision, uids):
+                engines = [self.members.engines[uid] for uid in uids if uid in self.members.engines]
+                calls = [self._abort(engine, decision) for engine in engines]
+                await asyncio.gather(self._tell(trainer, decision), *calls)
+            case machine.Fence(uid, reason):
+                self.dispatcher.fence(uid, reason)
+        return []
+
+    def _decide(self, decision: Decision) -> None:
+        entry = self.journal.data.sync
+        assert entry is not None
+        published = Published(
+            version=decision.version, attempt=decision.attempt, step=decision.step, digest=decision.digest
+        )
+        newest = self.lineage.newest
+        if newest is None or newest.version < published.version:
+            self.lineage.add(published)
+        kept = list(self.lineage.entries.values())
+        self.journal.save(sync=entry.model_copy(update={"decision": decision}), published=kept)
+        self.on_decided(published)
+
+    async def _commit(self, uid: str, decision: Decision, seconds: float) -> machine.Event:
+        deadline = time.monotonic() + seconds
+        engine = self.members.engines.get(uid)
+        while engine is not None:
+            try:
+                left = max(deadline - time.monotonic(), RETRY_SECONDS)
+                event = await self._commit_once(uid, engine, decision, left)
+            except PeerLostError as error:
+                if self.members.is_lost(uid) or time.monotonic() >= deadline:
+                    return machine.CommitFailed(uid, str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+            except WorkerError as error:
+                return machine.CommitFailed(uid, str(error))
+            else:
+                if isinstance(event, machine.Committed) and event.report.digest == decision.digest:
+                    await self.dispatcher.serve(uid, decision.version)
+                return event
+        return machine.CommitFailed(uid, "left the group document")
+
+    async def _commit_once(self, uid: str, engine: Engine, decision: Decision, seconds: float) -> machine.Event:
+        try:
+            return machine.Committed(uid, await engine.commit(decision, seconds))
+        except StaleError as error:
+            state = await engine.state()
+            if state.version != decision.version:
+                return machine.CommitFailed(uid, str(error))
+            return machine.Committed(uid, CommitReport(version=decision.version, digest=state.digest or ""))
+
+    async def _abort(self, engine: Engine, decision: Decision) -> None:
+        try:
+            await engine.abort(decision)
+        except WorkerError:
+            return  # a late abort is refused, an engine that is gone has nothing prepared
+
+    async def _tell(self, trainer: Trainer, decision: Decision) -> None:
+        try:
+            await trainer.decide(decision)
+        except WorkerError:
+            return  # a trainer that is gone holds no staging copy; a new one is given a new epoch
+
+    def _finish(self, outcome: Outcome, started: float, prepared: float) -> None:
+        self.journal.save(sync=None)
+        now = time.monotonic()
+        outcome.seconds = now - started
+        if outcome.report is not None:
+            outcome.stages = dict(outcome.report.stages)
+        outcome.stages |= {"prepare": prepared - started, "commit": now - prepared}

@@ -1,0 +1,128 @@
+"""vLLM's own layerwise reload, for the first sync and for what cannot be laid out; all mismatches raised at once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fp8rl_workers.errors import InvalidModelError
+from fp8rl_workers.weights.load_layout import Inputs
+
+
+class VllmReload:
+    """Loads a whole set of weights through vLLM's layerwise reload: parameters keep their storage."""
+
+    def __init__(self, model: nn.Module, vllm_config: Any, device: torch.device) -> None:
+        self.model = model
+        self.vllm_config = vllm_config
+        self.device = device
+
+    def __call__(self, inputs: Inputs) -> None:
+        """Reload; the engine must not run a step meanwhile.
+
+        Raises:
+            InvalidModelError: names, shapes or dtypes that the model does not take, or that it misses: all of them.
+        """
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+        with self._context():
+            initialize_layerwise_reload(self.model)
+            faults: list[str] = []
+            offered: set[str] = set()
+            for group in by_layer(inputs):
+                faults += self._load(group)
+                offered.update(name for name, _ in group)
+            faults += missing_weights(self.model, offered)
+            if faults:
+                abandon(self.model)
+            else:
+                finalize_layerwise_reload(self.model, self.vllm_config.model_config)
+        if faults:
+            raise InvalidModelError(f"{len(faults)} weights do not fit the engine's model: " + "; ".join(faults))
+
+    def _load(self, group: list[tuple[str, Tensor]]) -> list[str]:
+        """Load one layer's weights; after a failure each by itself, to name them all."""
+        try:
+            self.model.load_weights(iter(group))  # type: ignore[operator]
+        except LOAD_FAILURES as error:
+            if len(group) == 1:
+                name, tensor = group[0]
+                return [f"{name} {list(tensor.shape)} {tensor.dtype}: {type(error).__name__}: {error}"]
+            return [fault for item in group for fault in self._load([item])]
+        return []
+
+    @contextlib.contextmanager
+    def _context(self) -> Iterator[None]:
+        from vllm.config import set_current_vllm_config
+
+        with torch.no_grad(), set_current_vllm_config(self.vllm_config), self.device:
+            yield
+
+
+def abandon(model: nn.Module) -> None:
+    """Put the parameters of a started reload back: in their old storage, with values that no longer mean anything."""
+    from vllm.model_executor.model_loader.reload import layerwise
+
+    for layer in model.modules():
+        info = layerwise.get_layerwise_info(layer)
+        if info.can_load() and info.kernel_tensors is not None:
+            layerwise._place_kernel_tensors(layer, info)  # noqa: SLF001
+        info.reset()
+    layerwise.LOADING_LAYERS.clear()
+
+
+LOAD_FAILURES = (KeyError, ValueError, AssertionError, RuntimeError, AttributeError, IndexError, TypeError)
+"""What vLLM's weight loaders raise on a name, shape or dtype that they do not take."""
+
+
+def by_layer(inputs: Inputs) -> Iterator[list[tuple[str, Tensor]]]:
+    """Neighbours that belong to one layer (`model.layers.7.`), or to none, together."""
+    group: list[tuple[str, Tensor]] = []
+    current = ""
+    for name, tensor in inputs:
+        layer = layer_of(name)
+        if group and layer != current:
+            yield group
+            group = []
+        current = layer
+        group.append((name, tensor))
+    if group:
+        yield group
+
+
+def layer_of(name: str) -> str:
+    """The part of a name up to its layer's number; empty outside layers."""
+    parts = name.split(".")
+    for i, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[: i + 1])
+    return ""
+
+
+def missing_weights(model: nn.Module, offered: set[str]) -> list[str]:
+    """One sentence for each weight that a started reload still waits for."""
+    from vllm.model_executor.layers.attention import Attention
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    faults = []
+    for path, layer in model.named_modules():
+        info = get_layerwise_info(layer)
+        if isinstance(layer, Attention) or not info.can_load() or not dict(layer.named_parameters(recurse=False)):
+            continue
+        if info.load_numel == 0 and (info.load_numel_total or 0) > 0:
+            faults += [f"{name}: not offered" for name in shard_names(path, packed, layer)]
+        elif info.load_numel < (info.load_numel_total or 0):
+            faults += [f"{name}: not offered" for name in shard_names(path, packed, layer) if name not in offered]
+    return faults
+
+
+def shard_names(path: str, packed: dict[str, list[str]], layer: nn.Module) -> list[str]:
+    """Checkpoint names of a layer's parameters: a fused layer's by shard (`qkv_proj` is q_proj, k_proj and v_proj)."""
+    head, _, tail = path.rpartition(".")
+    modules = [f"{head}.{shard}".lstrip(".") for shard in packed.get(tail, [tail])]
+    return [f"{module}.{name}" for module in modules for name, _ in layer.named_parameters(recurse=False)]
