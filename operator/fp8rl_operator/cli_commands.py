@@ -14,8 +14,9 @@ from typing import Any
 
 import yaml
 
-from fp8rl_operator.errors import InvalidSpec
-from fp8rl_operator.spec import FP8RLJob, parse
+from fp8rl_operator.model_files import model_folder
+from fp8rl_operator.spec import FP8RLJob, inspect
+from fp8rl_operator.validate import format_fault, load, validate_local_files
 
 
 class CommandError(Exception):
@@ -30,7 +31,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         raise CommandError("run: name a manifest, or a run folder with --out DIR --resume")
     if arguments.resume and arguments.set and arguments.job is None:
         raise CommandError("run: --set needs the manifest beside --resume")
-    asked = None if arguments.job is None else load_job(arguments.job, arguments.set)
+    asked = None if arguments.job is None else anchored(load_job(arguments.job, arguments.set, here=True))
     folder = absolute(arguments.out or Path("runs") / (asked.name if asked is not None else "run"))
     try:
         job = open_run(asked, folder, resume=arguments.resume, now=time.time())
@@ -62,7 +63,7 @@ def print_end(folder: Path, reason: str) -> None:
 
 def validate_command(arguments: argparse.Namespace) -> int:
     """`fp8rl validate`."""
-    load_job(arguments.file)
+    load_job(arguments.file, [], here=False)
     sys.stdout.write(f"{arguments.file}: valid\n")
     return 0
 
@@ -73,7 +74,7 @@ def render_command(arguments: argparse.Namespace) -> int:
     from fp8rl_operator.observed import Observed
     from fp8rl_operator.plan import compute_plan
 
-    job = load_job(arguments.file)
+    job = load_job(arguments.file, [], here=False)
     metadata = job.metadata.model_copy(update={"uid": job.uid or "00000000-0000-0000-0000-000000000000"})
     job = job.model_copy(update={"metadata": metadata})
     objects = build_objects(job, compute_plan(job, Observed(), 0.0), "made-by-the-operator")
@@ -106,27 +107,53 @@ def report_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def load_job(path: Path, settings: list[str] | None = None) -> FP8RLJob:
-    """Read a manifest; a model folder relative to the working folder becomes absolute.
+def load_job(path: Path, settings: list[str], *, here: bool) -> FP8RLJob:
+    """Read a manifest, all of its faults told on stderr. `here`: its files must lie on this machine.
 
     Raises:
-        CommandError: the file cannot be read.
-        InvalidSpec: it is no valid job.
+        CommandError: it is no valid job.
+    """
+    job, faults = load(path) if not settings else inspect(changed(path, settings))
+    if job is not None:
+        folder = model_folder(job)
+        if here or (folder is not None and folder[1].is_dir()):
+            faults = [*faults, *validate_local_files(job)]
+    for fault in faults:
+        sys.stderr.write(f"{format_fault(path, fault)}\n")
+    errors = sum(fault.level == "error" for fault in faults)
+    if job is None or errors:
+        raise CommandError(f"{path}: {errors} fault{'s' if errors > 1 else ''}")
+    return job
+
+
+def changed(path: Path, settings: list[str]) -> dict[str, Any]:
+    """The body of a manifest with its `--set` applied.
+
+    Raises:
+        CommandError: the file cannot be read, or a setting has no place.
     """
     try:
         body = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise CommandError(f"{path}: {error.strerror}; name a file with an FP8RLJob") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CommandError(f"{path}: no YAML: {' '.join(str(error).split())}") from error
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CommandError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(body, dict):
         raise CommandError(f"{path}: holds {type(body).__name__}, a mapping with kind: FP8RLJob is needed")
-    for setting in settings or []:
+    for setting in settings:
         put(body, setting)
-    model = body.get("spec", {}).get("model", {}) if isinstance(body.get("spec"), dict) else {}
-    if isinstance(model, dict) and model.get("source") is None and isinstance(model.get("path"), str):
-        model["path"] = str(absolute(Path(model["path"])))
-    return parse(body)
+    return body
+
+
+def anchored(job: FP8RLJob) -> FP8RLJob:
+    """The job with paths of this machine made absolute: its processes run in other folders."""
+    spec = job.spec
+    model, data = spec.model, spec.rollout.dataset
+    if model.source is None and model.path is not None:
+        spec = spec.model_copy(update={"model": model.model_copy(update={"path": str(absolute(Path(model.path)))})})
+    if data.volume is not None and data.volume.claim_name is None and data.volume.host_path is None:
+        volume = data.volume.model_copy(update={"path": str(absolute(Path(data.volume.path)))})
+        dataset = data.model_copy(update={"volume": volume})
+        spec = spec.model_copy(update={"rollout": spec.rollout.model_copy(update={"dataset": dataset})})
+    return job.model_copy(update={"spec": spec})
 
 
 def put(body: dict[str, Any], setting: str) -> None:
@@ -150,6 +177,3 @@ def put(body: dict[str, Any], setting: str) -> None:
 def absolute(path: Path) -> Path:
     """The path as given by the user, from the root."""
     return Path(os.path.abspath(path.expanduser()))  # noqa: PTH100 - links stay as the user wrote them
-
-
-__all__ = ["CommandError", "InvalidSpec"]

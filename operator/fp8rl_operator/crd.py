@@ -230,9 +230,24 @@ def _schema_at(root: Schema, parts: list[str]) -> Schema:
     return node
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes strings such as 1e-06, which PyYAML takes for text and Kubernetes for a number; writes no aliases."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "'" if re.fullmatch(DECIMAL_PATTERN, text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _string)
+
+
 def render() -> str:
     """The file `crds/fp8rl.dev_fp8rljobs.yaml`."""
-    return HEADER + yaml.safe_dump(build_crd(), sort_keys=False, width=120, allow_unicode=True)
+    return HEADER + yaml.dump(build_crd(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
 
 
 def console(arguments: list[str], path: Path, text: Callable[[], str], module: str) -> int:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-MAX_VALUE_LENGTH = 60
+MAX_VALUE_LENGTH = 200
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class InvalidSpec(ValueError):  # noqa: N818 - the name that the conditions use
 
 
 def short(value: Any) -> str:
-    """A value as one line of at most 60 characters; strings bare unless that would hide something."""
+    """A value as one line of at most 200 characters; strings bare unless that would hide something."""
     text = value if isinstance(value, str) and re.fullmatch(r"[\w./:+*-]+", value) else _as_yaml(value)
     return text if len(text) <= MAX_VALUE_LENGTH else text[: MAX_VALUE_LENGTH - 1] + "…"
 

@@ -114,13 +114,14 @@ def pool_component(sampler: str | None = None) -> str:
     return INFERENCE if sampler is None else f"{SAMPLER}-{sampler}"
 
 
-def longest_pod_name(job: str, samplers: tuple[str, ...] = ()) -> str:
-    """The longest name that any pod of the job gets, with `x` for what Kubernetes generates.
+def generated_pod_name(job: str, component: str) -> str:
+    """A Deployment's pod, with `x` for what Kubernetes generates: `<job>-<component>-<10 of the ReplicaSet>-<5>`."""
+    return f"{child_name(job, component)}-{'x' * HASH_LENGTH}-{'x' * SUFFIX_LENGTH}"
 
-    Pods of a Deployment are `<job>-<component>-<10 of the ReplicaSet>-<5>`, those of a StatefulSet end in their ordinal.
-    """
-    pools = [child_name(job, pool_component(name)) for name in (None, *samplers)]
-    generated = [f"{pool}-{'x' * HASH_LENGTH}-{'x' * SUFFIX_LENGTH}" for pool in pools]
+
+def longest_pod_name(job: str, samplers: tuple[str, ...] = ()) -> str:
+    """The longest name that any pod of the job gets; pods of StatefulSets end in their ordinal."""
+    generated = [generated_pod_name(job, pool_component(name)) for name in (None, *samplers)]
     ordinals = [f"{child_name(job, TRAINER)}-{MAX_REPLICAS - 1}", f"{child_name(job, ORCHESTRATOR)}-0"]
     return max([*generated, *ordinals], key=len)
 

@@ -107,12 +107,12 @@ def current_status(memory: Memory, seen: Observed) -> OrchestratorStatus | None:
 def after_loss(job: FP8RLJob, memory: Memory, base: Plan, loss: Loss, now: float) -> Plan:
     """A new attempt of the whole group after a backoff, or the end when the budget is spent."""
     policy = job.spec.failure_policy
-    if memory.restarts >= policy.max_restarts:
-        message = f"{loss.message}; failurePolicy.maxRestarts is {policy.max_restarts} and {memory.restarts} are spent"
-        reason = loss.reason if loss.permanent else names.RESTARTS_EXHAUSTED
-        return replace(base, verdict=Verdict(complete=False, reason=reason, message=message), loss=loss)
     if loss.permanent:
         return replace(base, verdict=Verdict(complete=False, reason=loss.reason, message=loss.message), loss=loss)
+    if memory.restarts >= policy.max_restarts:
+        message = f"{loss.message}; failurePolicy.maxRestarts is {policy.max_restarts} and {memory.restarts} are spent"
+        verdict = Verdict(complete=False, reason=names.RESTARTS_EXHAUSTED, message=message)
+        return replace(base, verdict=verdict, loss=loss)
     delay = policy.backoff_seconds * 2**memory.restarts
     return replace(
         base,
@@ -188,7 +188,8 @@ def waited_for(job: FP8RLJob, memory: Memory, seen: Observed) -> Waiting:
                 if role == names.INFERENCE and running(memory, seen)
                 else names.WAITING_FOR_PODS
             )
-            return Waiting(reason, f"{started} of {count} {role} pods have started")
+            preparing = f"; {pods[0].name} prepares the model" if any(pod.starting for pod in pods) else ""
+            return Waiting(reason, f"{started} of {count} {role} pods have started{preparing}")
     status = current_status(memory, seen)
     if status is None:
         return Waiting(names.WAITING_FOR_PODS, "the orchestrator has not answered yet")

@@ -14,6 +14,7 @@ from fp8rl_operator.plan_memory import Memory
 from fp8rl_operator.plan_types import Loss
 from fp8rl_operator.spec import FP8RLJob
 
+UNSTARTABLE = frozenset({"FailedMount", "PortInUse"})  # of a pod that has failed for good
 WRONG_INPUT_EXIT = 65  # EX_DATAERR of sysexits.h: the same input gives the same end
 REASONS = {names.TRAINER: names.TRAINER_LOST, names.INFERENCE: names.ENGINE_LOST}
 
@@ -51,6 +52,8 @@ def said_lost(memory: Memory, seen: Observed) -> Loss | None:
 
 def hopeless(job: FP8RLJob, pod: PodState) -> Loss | None:
     """A pod whose containers cannot come up: wrong input, or more ends than the budget allows."""
+    if pod.phase == "Failed" and pod.reason in UNSTARTABLE:
+        return Loss(pod.reason, f"{pod.role} pod {pod.name} cannot start: {pod.message}", permanent=True)
     if pod.exit_code == WRONG_INPUT_EXIT:
         return Loss(names.INVALID_MODEL, ended_text(pod), permanent=True)
     budget = job.spec.failure_policy.max_restarts

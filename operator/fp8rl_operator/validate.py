@@ -8,7 +8,7 @@ The API server sees a bare `1.0` or `5e-4` as a number where the CRD has decimal
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from fp8rl_operator.names import KIND
 from fp8rl_operator.spec import FP8RLJob, inspect
 from fp8rl_operator.spec.fields import find, inner
 
-__all__ = ["format_fault", "load", "validate_file", "validate_local_files"]
+__all__ = ["format_fault", "load", "validate_file", "validate_local_files", "with_lines"]
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 100_000
@@ -34,8 +34,11 @@ def validate_file(path: Path) -> list[Fault]:
     return load(path)[1]
 
 
-def load(path: Path) -> tuple[FP8RLJob | None, list[Fault]]:
-    """(the job, its faults and warnings by line). The job is None when one of them is an error."""
+def load(path: Path, change: Callable[[Any], None] | None = None) -> tuple[FP8RLJob | None, list[Fault]]:
+    """(the job, its faults and warnings by line). The job is None when one of them is an error.
+
+    `change` edits the body before it is judged (settings of the command line).
+    """
     try:
         if path.stat().st_size > MAX_BYTES:
             return None, [
@@ -66,11 +69,22 @@ def load(path: Path) -> tuple[FP8RLJob | None, list[Fault]]:
         return None, [_syntax_fault(error)]
     except Unreadable as error:
         return None, [error.fault]
+    if change is not None:
+        change(body)
     job, found = inspect(body)
     found = [*_duplicates(node, ""), *_of_this_kind(found), *_bare_decimals(node, ())]
-    placed = [fault if fault.line else replace(fault, line=line_of(node, fault.path)) for fault in found]
-    placed.sort(key=lambda fault: fault.line or 0)
+    placed = _placed(node, found)
     return (None if any(fault.level == "error" for fault in placed) else job), placed
+
+
+def with_lines(path: Path, faults: list[Fault]) -> list[Fault]:
+    """Faults of a job that was read from this file, by the lines of their fields."""
+    return _placed(_only_document(path.read_text(encoding="utf-8")), faults)
+
+
+def _placed(node: yaml.Node, faults: list[Fault]) -> list[Fault]:
+    placed = [fault if fault.line else replace(fault, line=line_of(node, fault.path)) for fault in faults]
+    return sorted(placed, key=lambda fault: fault.line or 0)
 
 
 def format_fault(path: Path | str, fault: Fault) -> str:

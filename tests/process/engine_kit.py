@@ -14,7 +14,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from fp8rl_workers.weights.group import Group, StoreHost, join_group
 from fp8rl_workers.weights.offer import Offer, make_seal, plan_tensors
 from fp8rl_workers.weights.specs import PrecisionPlan, plan_precision
 
-TOKEN = "kit-token"  # noqa: S105
+TOKEN = "kit-token"
 JOB_UID = "0f0f0f0f-0000-4000-8000-00000000e001"
 VOCAB = 256
 MODEL_CONFIG: dict[str, Any] = {
@@ -351,7 +351,7 @@ class Load:
                 self.errors.append(error)
                 return
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self

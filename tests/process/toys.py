@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from builders import make_body
@@ -51,7 +51,7 @@ class ToyRun:
         self.log = out.with_name(f"{out.name}.log").open("a+")
         self.process = subprocess.Popen(words, env=environ, stdout=self.log, stderr=self.log, start_new_session=True)
 
-    def __enter__(self) -> ToyRun:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -111,6 +111,8 @@ def marked(mark: str) -> list[int]:
                 environ = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue
-            if any(word.startswith("XDG_CACHE_HOME=" + mark + "/") or word == f"FP8RL_TEST_RUN={mark}" for word in environ):
+            if any(
+                word.startswith("XDG_CACHE_HOME=" + mark + "/") or word == f"FP8RL_TEST_RUN={mark}" for word in environ
+            ):
                 found.append(int(entry.name))
     return found

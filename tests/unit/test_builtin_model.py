@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from fp8rl_operator.spec.model import BUILTIN_MODELS
 from fp8rl_workers.models.folder import missing_files
 from fp8rl_workers.models.recipe import RECIPES, ModelShape, Recipe
 from fp8rl_workers.models.tokenizer import CHARACTERS, EOS_ID, build_tokenizer
@@ -63,6 +64,10 @@ def test_any_change_of_the_recipe_names_another_folder(change):
     recipe = RECIPES["reverse-text-tiny"]
     assert recipe.digest() == Recipe().digest()
     assert Recipe(**change).digest() != recipe.digest()
+
+
+def test_the_spec_offers_exactly_the_models_that_have_a_recipe():
+    assert set(RECIPES) == set(BUILTIN_MODELS)
 
 
 def test_targets_mix_copy_reverse_and_the_alphabet_and_end_with_the_end_token():

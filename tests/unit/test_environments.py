@@ -202,7 +202,8 @@ def test_a_sampled_segment_without_a_logprob_or_version_for_each_token_is_refuse
 
 def test_an_unknown_environment_is_refused_with_the_known_ones():
     with pytest.raises(
-        ValueError, match=r"environment\.id: 'chess' is unknown; known are arithmetic, calculator, reverse-text"
+        ValueError,
+        match=r"environment\.id: 'chess' is unknown; known are arithmetic, calculator, reverse-text, verifiers:NAME",
     ):
         make_environment("chess", {})
 

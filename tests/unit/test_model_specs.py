@@ -164,7 +164,7 @@ def test_first_and_last_layers_stay_bf16_with_their_number():
     assert {name.split(".")[2] for name in plan.quantized} == {"1", "2"}
 
 
-@pytest.mark.parametrize("pattern", ["q_proj", "layers.1.self_attn.k_proj", "re:.*[kv]_proj", "mlp.up_proj"])
+@pytest.mark.parametrize("pattern", ["q_proj", "layers.1.self_attn.k_proj", "re:.*[kv]_proj", "*v_proj", "mlp.up_proj"])
 def test_a_pattern_that_hits_some_shards_of_a_fused_layer_is_refused_with_the_shards(pattern):
     with pytest.raises(
         InvalidInputError, match=r"means model\.layers\.\d.*but not model\.layers\.\d.*one layer .*(qkv|gate_up)_proj"

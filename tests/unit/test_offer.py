@@ -111,7 +111,7 @@ def test_a_layout_that_contradicts_itself_is_refused(tensors, message):
 
 def test_what_is_no_offer_is_refused_in_one_line():
     for text in (b"\x80", "{", "{}", "[]"):
-        with pytest.raises(InvalidInputError, match="^offer: ") as caught:
+        with pytest.raises(InvalidInputError, match=r"^offer: ") as caught:
             parse_offer(text, "job", 2)
         assert "\n" not in str(caught.value)
 

@@ -106,7 +106,7 @@ class LocalCluster:
         ended = next((c for c in pod.init + pod.containers if c.exit_code), None)
         waiting = next((c for c in pod.init + pod.containers if c.state == "waiting"), None)
         shown = ended or waiting
-        phase: PodPhase = "Failed" if pod.broken else "Running" if pod.phase == "Running" else "Pending"
+        phase: PodPhase = "Failed" if pod.broken[0] else "Running" if pod.phase == "Running" else "Pending"
         return PodState(
             name=pod.name,
             uid=pod.uid,
@@ -119,8 +119,8 @@ class LocalCluster:
             ip=pod.address,
             restarts=sum(c.restarts for c in pod.init + pod.containers),
             exit_code=ended.exit_code if ended else None,
-            reason="FailedMount" if pod.broken else shown.reason if shown else "",
-            message=pod.broken or (shown.message if shown else ""),
+            reason=pod.broken[0] or (shown.reason if shown else ""),
+            message=pod.broken[1] or (shown.message if shown else ""),
         )
 
     async def apply(self, job: FP8RLJob, objects: list[Object], plan: Plan) -> Outcome:
@@ -157,7 +157,6 @@ class LocalCluster:
             self.end(uid)
         for pod in change.create:
             self.start(pod)
-        self.write_pods()
 
     def start(self, pod: Object) -> None:
         """Start a pod on an address of its own."""
@@ -186,6 +185,7 @@ class LocalCluster:
         del self.pods[pod.uid], self.ending[pod.uid]
         self.event(pod.name, "Killing", "ended")
         self.step()
+        self.write_pods()
 
     def write_pods(self) -> None:
         """Tell people and tools where everything runs: `.local/pods.json`."""

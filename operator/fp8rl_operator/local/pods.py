@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -16,11 +14,9 @@ from pathlib import Path
 from fp8rl_operator.local import shim
 from fp8rl_operator.local.containers import Machine, Process, resolve
 from fp8rl_operator.local.probes import run_probes
+from fp8rl_operator.local.processes import MARK, PortInUseError, check_ports, kill_orphans, read_pid, tail
 from fp8rl_operator.local.volumes import FindObject, Folders, Object, make_volumes, pod_mounts
 
-TAIL_BYTES = 4096
-TAIL_LINES = 20
-MARK = "FP8RL_CONTAINER"
 SHIM = [sys.executable, "-I", "-S", shim.__file__]
 
 
@@ -93,13 +89,13 @@ class PodRunner:
         self.mounts = pod_mounts(pod, node.folders)
         self.folder = node.folders.pods / self.uid
         self.terminating = False
-        self.broken = ""
+        self.broken = ("", "")
         self.task = asyncio.create_task(self.run(), name=f"pod {self.name}")
 
     @property
     def phase(self) -> str:
         """Phase as Kubernetes names it."""
-        if self.broken:
+        if self.broken[0]:
             return "Failed"
         if any(container.state == "running" or container.restarts for container in self.containers):
             return "Running"
@@ -116,16 +112,23 @@ class PodRunner:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.node.folders.logs.mkdir(parents=True, exist_ok=True)
             make_volumes(self.pod, self.node.folders, self.mounts, self.node.find)
+            check_ports(self.pod, self.address)
             for state, container in zip(self.init, self.pod["spec"].get("initContainers", []), strict=True):
                 while await self.run_container(state, container, probed=False) != 0 and not self.terminating:
                     await self.back_off(state)
             async with asyncio.TaskGroup() as group:
                 for state, container in zip(self.containers, self.pod["spec"]["containers"], strict=True):
                     group.create_task(self.keep_running(state, container))
+        except PortInUseError as error:
+            self.give_up("PortInUse", str(error))
         except (ValueError, KeyError, OSError) as error:
-            self.broken = f"{type(error).__name__}: {error}"
-            self.node.event(self.name, "FailedMount", self.broken)
-            self.changed()
+            self.give_up("FailedMount", str(error))
+
+    def give_up(self, reason: str, message: str) -> None:
+        """The pod cannot be: phase Failed."""
+        self.broken = (reason, message)
+        self.node.event(self.name, reason, message)
+        self.changed()
 
     async def keep_running(self, state: Container, container: Object) -> None:
         """Run a container again and again (restartPolicy Always)."""
@@ -244,35 +247,3 @@ class PodRunner:
         """`<pod>.log` for the first container, `<pod>.<container>.log` for the others."""
         first = self.containers[0] is state
         return self.node.folders.logs / (f"{self.name}.log" if first else f"{self.name}.{state.name}.log")
-
-
-def read_pid(path: Path | None) -> int:
-    """Process id that a shim wrote, 0 if it did not get so far."""
-    return int(path.read_text() or 0) if path is not None and path.exists() else 0
-
-
-def tail(log: Path) -> str:
-    """Last lines of a log, as `terminationMessagePolicy: FallbackToLogsOnError` gives them."""
-    with contextlib.suppress(OSError), log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-        return "\n".join(file.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
-    return ""
-
-
-def kill_orphans(mark: str, session: int) -> None:
-    """Kill what is left of a container whose shim was killed: now children of this process, told by mark or session."""
-    for pid, parent in shim.parents().items():
-        if parent == os.getpid() and belongs(pid, mark, session):
-            for below in [pid, *shim.descendants(pid)]:
-                with contextlib.suppress(OSError):
-                    os.kill(below, signal.SIGKILL)
-            with contextlib.suppress(OSError):
-                os.waitpid(pid, 0)
-
-
-def belongs(pid: int, mark: str, session: int) -> bool:
-    """Whether a process came from the container: by its environment, or by its session if it has overwritten that."""
-    with contextlib.suppress(OSError):
-        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        return f"{MARK}={mark}".encode() in environ or os.getsid(pid) == session
-    return False

@@ -134,12 +134,16 @@ def make_volumes(pod: Object, folders: Folders, mounts: Mounts, find: FindObject
 
     Raises:
         KeyError: a ConfigMap, Secret or key does not exist.
+        ValueError: a hostPath of type Directory is none.
         OSError: a folder or file cannot be written.
     """
     for volume in pod["spec"].get("volumes", []):
         folder = volume_folder(volume, pod, folders)
-        if "hostPath" not in volume:
+        kind = volume.get("hostPath", {"type": "DirectoryOrCreate"}).get("type", "")
+        if kind == "DirectoryOrCreate":
             folder.mkdir(parents=True, exist_ok=True)
+        elif kind == "Directory" and not folder.is_dir():
+            raise ValueError(f"volume {volume['name']}: hostPath {folder} is no folder; correct the path or make it")
         for name, content in volume_files(volume, find).items():
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)

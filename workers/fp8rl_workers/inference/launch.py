@@ -98,7 +98,7 @@ def plan_of(job: EngineConfig, resolved: ResolvedPrecision, model: Mapping[str, 
 def quantization(
     job: EngineConfig, resolved: ResolvedPrecision, model: Mapping[str, Any], *, on_cpu: bool
 ) -> dict[str, Any] | None:
-    """vLLM's `quantization_config`; None where the engine holds BF16.
+    """The `quantization_config` for vLLM; None where the engine holds BF16.
 
     Raises:
         InvalidInputError: a precision that this engine cannot hold.

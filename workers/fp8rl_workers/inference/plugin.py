@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 BACKEND = "fp8rl"
+ONE_PROCESS_CORE = "VLLM_ENABLE_V1_MULTIPROCESSING"
+"""\"0\" where the launcher lets the core run its only worker inside itself."""
 UTILITIES = ("state", "join", "abort", "commit")
 
 
@@ -15,6 +18,7 @@ def register() -> None:
     _add_core_calls()
     _label_scheduler()
     _keep_cpu_weights()
+    _fork_cpu_core()
 
 
 def _register_backend() -> None:
@@ -64,3 +68,24 @@ def _keep_cpu_weights() -> None:
         from vllm import _custom_ops
 
         _custom_ops._supports_onednn = False  # noqa: SLF001
+
+
+def _fork_cpu_core() -> None:
+    """Fork the engine core from the API server instead of spawning it: it need not import torch and vLLM a second time.
+
+    vLLM's CPU platform asks for spawn because its thread binding is set up by environment variables that OpenMP reads when
+    it is loaded; the launcher binds no threads (`nobind`) and runs the one worker inside the core.
+    """
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    if not current_platform.is_cpu() or os.environ.get(ONE_PROCESS_CORE) != "0" or hasattr(platform, "fp8rl_forks"):
+        return
+    plain = platform.check_and_update_config
+
+    def check_and_fork(vllm_config: Any) -> None:
+        plain(vllm_config)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+    platform.check_and_update_config = staticmethod(check_and_fork)
+    platform.fp8rl_forks = True

@@ -68,7 +68,7 @@ class Control:
         except TimeoutError as error:
             raise NotYetError(f"the engine core has not answered {name!r} within {deadline:g} s") from error
         if "error" in answer and "reason" in answer:
-            raise Refusal(answer)
+            raise RefusedError(answer)
         return answer
 
     async def state(self, deadline: float = CALL_DEADLINE_SECONDS) -> EngineState:
@@ -111,7 +111,7 @@ class Control:
             raise NotYetError("no version of the weights is committed yet")
 
 
-class Refusal(WorkerError):
+class RefusedError(WorkerError):
     """Raised when the engine core answers a call with a refusal; carries its reason and status."""
 
     def __init__(self, answer: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ decides what happens next. Exit code 1 with one line when the config cannot work
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import sys
@@ -22,6 +23,8 @@ from fp8rl_workers.orchestrator.parts import Parts, build_parts
 from fp8rl_workers.orchestrator.server import build_app
 
 log = logging.getLogger(__name__)
+
+SUPERSEDED_SECONDS = 0.5
 
 
 async def main(pod: PodEnvironment) -> None:
@@ -41,8 +44,9 @@ async def main(pod: PodEnvironment) -> None:
             parts.members.accept(document)
         runner = await serve(build_app(parts, pod.token), pod.pod_ip, ORCHESTRATOR_PORT)
         try:
-            await work(parts, stop)
-            await stop.wait()
+            while not stop.is_set():
+                await work(parts, stop)
+                await superseded(parts, stop)
         finally:
             await parts.rollouts.stop()
             await runner.cleanup()
@@ -63,6 +67,18 @@ async def work(parts: Parts, stop: asyncio.Event) -> None:
             fail(parts, error.reason, str(error))
         elif error is not None:
             raise error
+
+
+async def superseded(parts: Parts, stop: asyncio.Event) -> None:
+    """Wait for a newer attempt than the one that has ended (it starts over from its checkpoint), or for `stop`."""
+    progress = parts.progress
+    while not stop.is_set():
+        document = parts.members.document
+        if document is not None and document.attempt > progress.attempt:
+            progress.phase, progress.reason, progress.message = "waiting", "", ""
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), SUPERSEDED_SECONDS)
 
 
 if __name__ == "__main__":

@@ -63,10 +63,11 @@ BY_STATUS: dict[int, type[WorkerError]] = {400: InvalidInputError, 409: StaleErr
 
 
 class PeerLostError(WorkerError):
-    """Raised when a trainer or an engine cannot be reached or answers no HTTP."""
+    """Raised when a trainer or an engine cannot be reached or answers no HTTP. `late`: it may only be slow."""
 
     reason = "PeerLost"
     status = 503
+    late = False
 
 
 class EngineReleaseError(WorkerError):
@@ -99,7 +100,9 @@ class Peer:
             ) as response:
                 text = await response.text()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise PeerLostError(f"{method} {self.url}{path}: {type(error).__name__} {error}") from error
+            lost = PeerLostError(f"{method} {self.url}{path}: {type(error).__name__} {error}")
+            lost.late = isinstance(error, TimeoutError)
+            raise lost from error
         return answer_of(f"{method} {self.url}{path}", response.status, text)
 
     async def record(

@@ -4,7 +4,8 @@ A request goes to the least loaded replica that serves a committed version and i
 time on each. The samples of one group share their prompt, so they prefer one home replica (its prefix cache) as long as
 that one is not more than a group busier than the least loaded.
 
-A call that finds its engine gone is sent again elsewhere. A log-probability that is not finite fences its replica until the
+A call that finds its engine gone is sent again elsewhere, and the engine gets no more until it has answered a question
+about its state. A log-probability that is not finite fences its replica until the
 current version has been sent to it again (rule 13) and the call is sent again; a replica that is fenced for it a second
 time without a finite completion in between has `nan_faults` 2.
 """
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 8
 NAN_LIMIT = 2
 LOST_PAUSE_SECONDS = 0.2
+LOST = "lost"
+SUSPECT = "gave no answer"
 
 BodyOf = Callable[[int], dict[str, Any]]
 
@@ -78,6 +81,7 @@ class Dispatcher:
         self.replicas: dict[str, Replica] = {}
         self.max_in_flight = max_in_flight
         self.on_not_finite: Callable[[Replica], None] = lambda _: None
+        self.on_fence: Callable[[], None] = lambda: None
         self._changed = asyncio.Condition()
 
     @property
@@ -105,8 +109,9 @@ class Dispatcher:
         if replica is not None and replica.fenced != reason:
             replica.fenced = reason
             log.warning("%s fenced: %s", replica.pod, reason)
+            self.on_fence()
 
-    def lose(self, uid: str, reason: str = "lost") -> None:
+    def lose(self, uid: str, reason: str = LOST) -> None:
         """Fence a replica that is gone; its calls in flight are sent again elsewhere."""
         self.fence(uid, reason)
         replica = self.replicas.get(uid)
@@ -140,6 +145,8 @@ class Dispatcher:
                 if lost >= MAX_ATTEMPTS:
                     raise
                 log.warning("sent again elsewhere: %s", error)
+                if replica.serving:
+                    self.fence(replica.uid, SUSPECT)
                 await asyncio.sleep(LOST_PAUSE_SECONDS)
             except NonFiniteError:
                 self._not_finite(replica, version)

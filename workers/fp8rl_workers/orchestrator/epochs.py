@@ -70,8 +70,13 @@ def participants(
     return tuple(
         Participant(item, states[item.uid])
         for item in engines
-        if item.uid in states and item.uid not in away and states[item.uid].phase == "serving"
+        if item.uid in states and item.uid not in away and can_join(states[item.uid])
     )
+
+
+def can_join(state: EngineState) -> bool:
+    """Whether an engine has booted with the layers quantized that the plan says."""
+    return state.phase == "serving" and state.audit_passed
 
 
 def form_epoch(
@@ -114,20 +119,26 @@ def next_action(view: GroupView) -> NextAction:
     document, trainer = view.document, view.trainer
     if document is None:
         return NextAction("wait", "the operator's group document (PUT /v1/group)")
-    if not trainers_of(document):
-        return NextAction("wait", "a trainer in the operator's group document")
-    if trainer is None:
-        return NextAction("wait", f"the trainer {trainers_of(document)[0].pod} to answer")
-    if trainer.attempt < document.attempt:
-        return NextAction("wait", f"the trainer of attempt {document.attempt} (it is at {trainer.attempt})")
-    if trainer.phase == "loading":
-        return NextAction("wait", f"the trainer {trainers_of(document)[0].pod} to load the model")
-    if trainer.phase == "training":
-        return NextAction("wait", f"the trainer to finish step {trainer.step + 1}")
+    missing = trainer_missing(document, trainer)
+    if missing or trainer is None:
+        return NextAction("wait", missing)
     if not view.participants or (view.patient and view.unready):
         names = ", ".join(view.unready) or "any engine in the group document"
         return NextAction("wait", f"engines to boot: {names}")
     return _act(view, document, trainer)
+
+
+def trainer_missing(document: GroupDocument, trainer: TrainerState | None) -> str:
+    """What the group waits for on the trainer's side; empty when it is idle and of the document's attempt."""
+    pods = trainers_of(document)
+    if not pods:
+        return "a trainer in the operator's group document"
+    if trainer is None:
+        return f"the trainer {pods[0].pod} to answer"
+    if trainer.attempt < document.attempt:
+        return f"the trainer of attempt {document.attempt} (it is at {trainer.attempt})"
+    waits = {"loading": "load the model", "training": f"finish step {trainer.step + 1}", "failed": "be restarted"}
+    return f"the trainer {pods[0].pod} to {waits[trainer.phase]}" if trainer.phase in waits else ""
 
 
 def _act(view: GroupView, document: GroupDocument, trainer: TrainerState) -> NextAction:

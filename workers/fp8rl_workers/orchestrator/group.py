@@ -16,6 +16,7 @@ from fp8rl_workers.errors import WorkerError
 from fp8rl_workers.orchestrator import epochs
 from fp8rl_workers.orchestrator import sync as machine
 from fp8rl_workers.orchestrator.client import PeerLostError
+from fp8rl_workers.orchestrator.dispatch import LOST, SUSPECT
 from fp8rl_workers.orchestrator.epochs import GroupView, NextAction
 from fp8rl_workers.orchestrator.records import Records
 from fp8rl_workers.orchestrator.syncing import Conductor, Outcome
@@ -31,14 +32,7 @@ MAX_ROUNDS = 8
 class Group:
     """The group's keeper. `waiting_for` says what the last look at the group waits for, empty when nothing."""
 
-    def __init__(
-        self,
-        conductor: Conductor,
-        records: Records,
-        port: int,
-        timeout_seconds: float,
-        on_outcome: Callable[[Outcome], None],
-    ) -> None:
+    def __init__(self, conductor: Conductor, records: Records, port: int, timeout_seconds: float) -> None:
         self.conductor = conductor
         self.members = conductor.members
         self.journal = conductor.journal
@@ -49,7 +43,7 @@ class Group:
         self.enabled = asyncio.Event()
         self._port = port
         self._timeout = timeout_seconds
-        self._on_outcome = on_outcome
+        self.on_outcome: Callable[[Outcome], None] = lambda _: None
         self._shed: dict[str, float] = {}
         self._failures: dict[str, int] = {}
         self._first_ready: float | None = None
@@ -85,18 +79,25 @@ class Group:
         """Keep the group for ever, from `enabled` on; errors show in `waiting_for` and are tried again."""
         await self.enabled.wait()
         while True:
-            await self.settle()
             self.members.changed.clear()
+            await self.settle(fresh=False)
             try:
                 await asyncio.wait_for(self.members.changed.wait(), 1.0)
             except TimeoutError:
                 continue
 
-    async def settle(self) -> bool:
-        """Form and publish until nothing is left to do; False when something must be waited for first."""
+    async def settle(self, *, fresh: bool = True) -> bool:
+        """Form and publish until nothing is left to do; False when something must be waited for first.
+
+        Args:
+            fresh: Ask everybody first; else the last answers count, unless a replica is under suspicion.
+        """
         async with self.lock:
             for _ in range(MAX_ROUNDS):
-                await self.members.poll()
+                suspects = {uid for uid, item in self.conductor.dispatcher.replicas.items() if item.fenced == SUSPECT}
+                if fresh or suspects:
+                    await self.members.poll_until_certain(suspects | set(self.members.states))
+                fresh = True
                 await self.know_replicas()
                 action = epochs.next_action(self.view())
                 self.waiting_for, self.in_sync = action.text, action.kind == "none"
@@ -132,7 +133,7 @@ class Group:
         newest = self.conductor.lineage.newest
         for uid, state in self.members.states.items():
             replica = self.conductor.dispatcher.replicas.get(uid)
-            if newest is None or replica is None or replica.serving or replica.fenced not in {"", "lost"}:
+            if newest is None or replica is None or replica.serving or replica.fenced not in {"", LOST, SUSPECT}:
                 continue
             if (state.version, state.digest) == (newest.version, newest.digest):
                 await self.conductor.dispatcher.serve(uid, newest.version)
@@ -194,9 +195,9 @@ class Group:
             raise PeerLostError("no epoch is formed")
         epoch = self.epoch
         outcome = await self.conductor.publish(epoch, trainer.attempt, trainer.version)
-        self._on_outcome(outcome)
+        self.on_outcome(outcome)
         if outcome.committed:
-            self._failures = {uid: 1 for uid in outcome.sync.fenced}
+            self._failures = dict.fromkeys(outcome.sync.fenced, 1)
             return True
         self._failed(outcome.sync)
         self.journal.save(epoch=None)

@@ -21,7 +21,7 @@ from fp8rl_workers.orchestrator.evaluation import EvaluationError, evaluate
 from fp8rl_workers.orchestrator.parts import Parts
 from fp8rl_workers.orchestrator.rollouts import Group
 from fp8rl_workers.orchestrator.state import Resume, RunState
-from fp8rl_workers.orchestrator.training import WATCH_SECONDS, JobFailedError, Training, TrainerMovedError
+from fp8rl_workers.orchestrator.training import WATCH_SECONDS, JobFailedError, TrainerMovedError, Training
 from fp8rl_workers.protocol import StepRecord, StepRequest, StepResult
 
 CHECKPOINT_FAILURES = 3
@@ -78,8 +78,10 @@ class Loop:
 
     def _go_on_from(self, found: Resume) -> None:
         parts, progress = self.parts, self.parts.progress
-        parts.rollouts.paused = True
-        parts.rollouts.reset(found.cursor, self.training.attempt, self.training.step)
+        rollouts, taken = parts.rollouts, found.step + (found.again is not None)
+        if (rollouts.attempt, rollouts.consumed_step) != (self.training.attempt, taken) or not taken:
+            rollouts.paused = True
+            rollouts.reset(found.cursor, self.training.attempt, taken)
         progress.attempt, progress.step = self.training.attempt, self.training.step
         progress.reward_first, progress.reward_last = found.state.reward_first, found.state.reward_last
         self._consumed_prompts = found.state.consumed_prompts
@@ -98,6 +100,7 @@ class Loop:
         progress.phase = "booting" if progress.engines_ready_time is None else progress.phase
         progress.activity = "engines to serve the trainer's weights"
         while not self._enough_serve():
+            self._stop_if_broken()
             if self.training.moved():
                 raise TrainerMovedError("the trainer moved while engines waited for its weights")
             await asyncio.sleep(WATCH_SECONDS)
@@ -141,6 +144,10 @@ class Loop:
         return take.result()
 
     def _stop_if_broken(self) -> None:
+        states = list(self.parts.members.states.values())
+        faults = [f"{state.pod}: {state.error}" for state in states if not state.audit_passed]
+        if faults and len(faults) == len(states):
+            raise JobFailedError("QuantizedLayersDiffer", "; ".join(faults))
         if all_not_finite(self.parts.dispatcher.replicas.values()):
             raise JobFailedError(
                 "NaN",
@@ -230,7 +237,6 @@ class Loop:
         self.parts.progress.activity = f"the trainer's step {request.step}"
         result = await self.training.train(request)
         self._step_done(result, {"off_policy_max": float(max(item.age for item in request.samples))})
-        self.parts.rollouts.consumed_step = result.step
 
     def _record_found(self, found: Resume) -> None:
         state = self.parts.members.trainer_state

@@ -1,13 +1,14 @@
 """What trainer and engines say about themselves, asked every POLL_SECONDS. Hands the resolved precision to waiting engines.
 
-An engine that served and does not answer LOST_AFTER times in a row is lost: it leaves `states` and its requests go
-elsewhere. One that has not served yet may be silent for as long as it boots.
+An engine that served and refuses connections LOST_AFTER times in a row, or is silent for `silence_seconds`, is lost: it
+leaves `states` and its requests go elsewhere. One that has not served yet may be silent for as long as it boots.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 import aiohttp
@@ -20,14 +21,23 @@ from fp8rl_workers.protocol import EngineState, GroupDocument, GroupMember, Reso
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
+SETTLED_POLL_SECONDS = 2.0  # each question to an engine passes through its engine core
 LOST_AFTER = 3
+DOUBT_SECONDS = 0.2
 
 
 class Members:
     """The document and the newest state of each of its pods."""
 
-    def __init__(self, session: aiohttp.ClientSession, max_model_len: int, on_lost: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        max_model_len: int,
+        silence_seconds: float,
+        on_lost: Callable[[str], None],
+    ) -> None:
         self.session = session
+        self.silence_seconds = silence_seconds
         self.max_model_len = max_model_len
         self.document: GroupDocument | None = None
         self.states: dict[str, EngineState] = {}
@@ -38,6 +48,7 @@ class Members:
         self._asked = 0
         self._answered = 0
         self._misses: dict[str, int] = {}
+        self._heard: dict[str, float] = {}
         self._checked: set[str] = set()
         self._served: set[str] = set()
 
@@ -68,6 +79,11 @@ class Members:
         self.changed.set()
         return True
 
+    def forget_trainer(self) -> None:
+        """What the trainer said is void; only an answer to a later question counts."""
+        self.trainer_state = None
+        self._answered = self._asked
+
     def is_lost(self, uid: str) -> bool:
         """Whether an engine that belonged to an epoch is gone, restarting, or has left the document."""
         return uid not in self._served
@@ -76,7 +92,15 @@ class Members:
         """Ask for ever."""
         while True:
             await self.poll()
-            await asyncio.sleep(POLL_SECONDS)
+            engines = len(self.engines)
+            await asyncio.sleep(SETTLED_POLL_SECONDS if engines and len(self._served) == engines else POLL_SECONDS)
+
+    async def poll_until_certain(self, suspects: set[str]) -> None:
+        """Ask until every suspect that served has answered or is lost."""
+        await self.poll()
+        while any(self._misses.get(uid) for uid in suspects & self._served):
+            await asyncio.sleep(DOUBT_SECONDS)
+            await self.poll()
 
     async def poll(self) -> None:
         """Ask trainer and engines once, all at the same time."""
@@ -115,10 +139,11 @@ class Members:
             if state.phase == "serving" and member.uid not in self._checked:
                 await engine.check_release(state.release)
                 self._checked.add(member.uid)
-        except PeerLostError:
-            self._miss(member)
+        except PeerLostError as error:
+            self._miss(member, refused=not error.late)
         except (StaleError, NotYetError) as error:
             log.debug("%s: %s", member.pod, error)
+            self._miss(member, refused=False)
         else:
             self._seen(member, state)
 
@@ -126,6 +151,7 @@ class Members:
         if member.uid not in self.engines:
             return
         self._misses[member.uid] = 0
+        self._heard[member.uid] = time.monotonic()
         if state.phase != "serving" and member.uid in self._served:
             log.warning("%s has restarted", member.pod)
             self._forget(member.uid)
@@ -134,10 +160,13 @@ class Members:
         self.states[member.uid] = state
         self.changed.set()
 
-    def _miss(self, member: GroupMember) -> None:
-        misses = self._misses[member.uid] = self._misses.get(member.uid, 0) + 1
-        if misses >= LOST_AFTER and member.uid in self.states and member.uid in self._served:
-            log.warning("%s is lost: %d calls without an answer", member.pod, misses)
+    def _miss(self, member: GroupMember, *, refused: bool) -> None:
+        if member.uid not in self._served:
+            return
+        misses = self._misses[member.uid] = self._misses.get(member.uid, 0) + refused
+        silent = time.monotonic() - self._heard[member.uid]
+        if misses >= LOST_AFTER or silent > self.silence_seconds:
+            log.warning("%s is lost: %d refused connections, silent for %.1f s", member.pod, misses, silent)
             self._forget(member.uid)
             self.changed.set()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from fp8rl_workers.orchestrator.environments import Environment, Example, make_e
 from fp8rl_workers.orchestrator.group import Group
 from fp8rl_workers.orchestrator.health import context_length
 from fp8rl_workers.orchestrator.journal import Journal
-from fp8rl_workers.orchestrator.lineage import Lineage, Published
+from fp8rl_workers.orchestrator.lineage import Lineage
 from fp8rl_workers.orchestrator.members import Members
 from fp8rl_workers.orchestrator.policy import Policy, load_tokenizer
 from fp8rl_workers.orchestrator.progress import Progress
@@ -26,8 +26,6 @@ from fp8rl_workers.orchestrator.rollouts import Rollouts, RolloutSettings
 from fp8rl_workers.orchestrator.sampling import SamplingOptions, stop_tokens
 from fp8rl_workers.orchestrator.staleness import DropReason
 from fp8rl_workers.orchestrator.syncing import Conductor, Outcome
-
-log = logging.getLogger(__name__)
 
 MEASURED_PROMPTS = 64
 
@@ -66,8 +64,58 @@ def build_parts(config: OrchestratorConfig, pod: PodEnvironment, session: aiohtt
     lineage = Lineage.of(journal.data.published)
     environment = environment_of(config.environment)
     policy = policy_of(config, environment)
-    dispatcher = policy.dispatcher
-    members = Members(session, policy.max_model_len, dispatcher.lose)
+    sync = config.weight_sync
+    members = Members(session, policy.max_model_len, sync.timeout_seconds, policy.dispatcher.lose)
+    rollouts = Rollouts(
+        rollout_settings(config),
+        environment=environment,
+        policy=policy,
+        lineage=lineage,
+        example_at=prompt_set(config.dataset, environment, config.seed),
+        on_drop=drop_recorder(config, metrics, progress),
+    )
+    conductor = Conductor(journal, lineage, members, policy.dispatcher, rollouts.wake)
+    group = Group(conductor, records, sync.port, sync.timeout_seconds)
+    evaluated = environment if config.evaluation.environment is None else environment_of(config.evaluation.environment)
+    parts = Parts(
+        config=config,
+        state_dir=pod.state_dir,
+        journal=journal,
+        records=records,
+        metrics=metrics,
+        members=members,
+        dispatcher=policy.dispatcher,
+        group=group,
+        rollouts=rollouts,
+        policy=policy,
+        lineage=lineage,
+        progress=progress,
+        evaluation_environment=evaluated,
+        heldout=heldout_set(evaluated, config.seed, config.evaluation.samples),
+    )
+    connect(parts)
+    return parts
+
+
+def connect(parts: Parts) -> None:
+    """Tell the parts about each other's events."""
+
+    def on_outcome(outcome: Outcome) -> None:
+        parts.progress.sync_done(outcome, parts.metrics, parts.records)
+        parts.rollouts.wake()
+
+    def on_not_finite(_: Replica) -> None:
+        parts.rollouts.count_dropped("nonFinite", 1)
+
+    parts.group.on_outcome = on_outcome
+    parts.dispatcher.on_fence = parts.members.changed.set
+    parts.dispatcher.on_not_finite = on_not_finite
+
+
+def drop_recorder(
+    config: OrchestratorConfig, metrics: WorkerMetrics, progress: Progress
+) -> Callable[[DropReason, int, int], None]:
+    """What happens when samples are dropped: counters by reason, and a warning that names the field (rule 25)."""
 
     def on_drop(reason: DropReason, samples: int, tokens: int) -> None:
         metrics.dropped.labels(reason).inc(samples)
@@ -78,50 +126,7 @@ def build_parts(config: OrchestratorConfig, pod: PodEnvironment, session: aiohtt
                 f"{config.max_off_policy_steps}: raise rollout.maxOffPolicySteps"
             )
 
-    rollouts = Rollouts(
-        rollout_settings(config),
-        environment=environment,
-        policy=policy,
-        lineage=lineage,
-        example_at=prompt_set(config.dataset, environment, config.seed),
-        on_drop=on_drop,
-    )
-
-    def on_decided(published: Published) -> None:
-        metrics.version.set(published.version)
-        rollouts.wake()
-
-    def on_not_finite(_: Replica) -> None:
-        rollouts.count_dropped("nonFinite", 1)
-        members.changed.set()
-
-    dispatcher.on_not_finite = on_not_finite
-    conductor = Conductor(journal, lineage, members, dispatcher, on_decided)
-    sync = config.weight_sync
-
-    def on_outcome(outcome: Outcome) -> None:
-        progress.sync_done(outcome, metrics, records)
-        rollouts.wake()
-
-    group = Group(conductor, records, sync.port, sync.timeout_seconds, on_outcome)
-    asked = config.evaluation.environment
-    evaluated = environment if asked is None else environment_of(asked)
-    return Parts(
-        config=config,
-        state_dir=pod.state_dir,
-        journal=journal,
-        records=records,
-        metrics=metrics,
-        members=members,
-        dispatcher=dispatcher,
-        group=group,
-        rollouts=rollouts,
-        policy=policy,
-        lineage=lineage,
-        progress=progress,
-        evaluation_environment=evaluated,
-        heldout=heldout_set(evaluated, config.seed, config.evaluation.samples),
-    )
+    return on_drop
 
 
 def environment_of(config: EnvironmentConfig) -> Environment:

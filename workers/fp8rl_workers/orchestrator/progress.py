@@ -67,6 +67,7 @@ class Progress:
             return
         self.warnings.pop("weight sync", None)
         self.version = request.version
+        metrics.version.set(request.version)
         report, decision = outcome.report, outcome.sync.decision
         self.sync_metrics = {
             "sync_seconds": outcome.seconds,

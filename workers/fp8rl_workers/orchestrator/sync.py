@@ -135,10 +135,8 @@ def advance(sync: Sync, event: Event) -> tuple[Sync, tuple[Action, ...]]:
             return _abort(sync, error)
         case "recording", Recorded():
             return _release(sync)
-        case "committing", Committed():
-            return _commit(sync, event)
-        case "committing", CommitFailed(uid, error):
-            return _fence(sync, uid, error)
+        case "committing", Committed() | CommitFailed():
+            return _answered(sync, event)
     return sync, ()
 
 
@@ -209,10 +207,12 @@ def _lose(sync: Sync, uid: str) -> tuple[Sync, tuple[Action, ...]]:
     return gone, (Fence(uid, "lost"),)
 
 
-def _commit(sync: Sync, event: Committed) -> tuple[Sync, tuple[Action, ...]]:
+def _answered(sync: Sync, event: Committed | CommitFailed) -> tuple[Sync, tuple[Action, ...]]:
     decision = sync.decision
     if decision is None or event.uid in sync.fenced:
         return sync, ()
+    if isinstance(event, CommitFailed):
+        return _fence(sync, event.uid, event.error)
     if (event.report.version, event.report.digest) != (decision.version, decision.digest):
         why = f"committed version {event.report.version} with digest {event.report.digest}, not the decided one"
         return _fence(sync, event.uid, why)

@@ -47,7 +47,7 @@ class Conductor:
     lineage: Lineage
     members: Members
     dispatcher: Dispatcher
-    on_decided: Callable[[Published], None]
+    on_decided: Callable[[], None]
 
     async def publish(self, epoch: Epoch, attempt: int, known_version: int) -> Outcome:
         """Send the trainer's weights to the epoch's engines under a version that was never used."""
@@ -137,7 +137,7 @@ class Conductor:
             self.lineage.add(published)
         kept = list(self.lineage.entries.values())
         self.journal.save(sync=entry.model_copy(update={"decision": decision}), published=kept)
-        self.on_decided(published)
+        self.on_decided()
 
     async def _commit(self, uid: str, decision: Decision, seconds: float) -> machine.Event:
         deadline = time.monotonic() + seconds

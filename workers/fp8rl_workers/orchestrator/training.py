@@ -46,6 +46,7 @@ class Training:
         Raises:
             JobFailedError: the trainer has failed, or its tokenizer is another one.
         """
+        self.parts.members.forget_trainer()
         state = await self._settled_trainer()
         self.attempt, self.step = state.attempt, state.step
         await self._recover()

@@ -42,7 +42,7 @@ def masked_loss(
 ) -> TokenLoss:
     """The common half of ipo and dppo: the kept tokens' ratio-weighted advantage, and kl_tau * r^2 of all tokens."""
     r = log_ratio(logprobs, inference_logprobs)
-    policy = -keep * config.adv_tau * advantages * r.exp()
+    policy = -(keep * config.adv_tau * advantages * r.exp())
     truncated = r.detach().exp() > config.tis_cap
     return TokenLoss(policy + config.kl_tau * r.square(), ~keep, truncated)
 

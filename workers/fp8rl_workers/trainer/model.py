@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 def load_module(folder: Path, device: torch.device, *, trust_remote_code: bool) -> nn.Module:
     """The model of a folder, fp32, ready to train; rotary buffers keep their own dtype."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     module: nn.Module = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=trust_remote_code
     )

@@ -30,7 +30,8 @@ def block_amax(x: torch.Tensor) -> torch.Tensor:
     rows, columns = x.shape[-2:]
     pad = (0, -columns % BLOCK, 0, -rows % BLOCK)
     padded = torch.nn.functional.pad(x.abs(), pad) if any(pad) else x.abs()
-    blocks = padded.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))
+    tall, wide = -(-rows // BLOCK), -(-columns // BLOCK)
+    blocks = padded.reshape(*x.shape[:-2], tall, BLOCK, wide, BLOCK)
     return blocks.amax(dim=(-3, -1)).to(torch.float32)
 
 

@@ -48,7 +48,7 @@ def quantize_mxfp8(
             f"{name}: mxfp8 needs K % 32 == 0, but K = {columns} = 32 * {columns // GROUP} + {columns % GROUP}; "
             "add the layer to precision.ignoredLayers (it stays BF16) or choose wire: blockwise"
         )
-    groups = x.to(torch.float32).unflatten(-1, (-1, GROUP))
+    groups = x.to(torch.float32).reshape(*x.shape[:-1], columns // GROUP, GROUP)
     exponent = group_exponents(groups.abs().amax(dim=-1))
     scaled = (groups * power_of_two(-exponent).unsqueeze(-1)).flatten(-2)
     return {"": round_codes(scaled, name, rounding, shard), "_scale": (exponent + BIAS).to(torch.uint8)}
@@ -56,6 +56,6 @@ def quantize_mxfp8(
 
 def dequantize_mxfp8(parts: dict[str, torch.Tensor]) -> torch.Tensor:
     """BF16 `codes * 2^(byte - 127)`."""
-    codes = parts[""].to(torch.float32).unflatten(-1, (-1, GROUP))
     scale = power_of_two(parts["_scale"].to(torch.int32) - BIAS)
+    codes = parts[""].to(torch.float32).reshape(*scale.shape, GROUP)
     return (codes * scale.unsqueeze(-1)).flatten(-2).to(torch.bfloat16)

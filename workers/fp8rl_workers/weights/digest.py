@@ -90,9 +90,9 @@ def digest_torch(data: torch.Tensor, offset: int = 0) -> int:
         piece = words[start : start + _SPANS_AT_ONCE * SPAN].to(torch.int64) & 0xFFFFFFFF
         rows = torch.nn.functional.pad(piece, (0, -piece.numel() % SPAN)).view(-1, SPAN)
         sums.append((rows * keys).sum(dim=1))
-    spans = torch.cat(sums).tolist()
+    spans: list[int] = torch.cat(sums).tolist()
     total = sum(value * pow(BASE, offset // WORD + SPAN * i, 1 << 64) for i, value in enumerate(spans))
-    return total & MASK64
+    return int(total) & MASK64
 
 
 def _runs(shape: tuple[int, ...], shard: Shard) -> tuple[NDArray[np.int64], int]:
@@ -128,7 +128,8 @@ def digest_shard_numpy(data: NDArray[np.uint8], shape: tuple[int, ...], shard: S
 def _keys(position: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """g^position for each position."""
     outer = _powers(int(position.max()) // SPAN + 1, pow(BASE, SPAN, 1 << 64))
-    return _powers(SPAN)[position % np.uint64(SPAN)] * outer[position // np.uint64(SPAN)]
+    keys: NDArray[np.uint64] = _powers(SPAN)[position % np.uint64(SPAN)] * outer[position // np.uint64(SPAN)]
+    return keys
 
 
 def _row_sums(words: NDArray[np.uint32]) -> NDArray[np.uint64]:

@@ -92,7 +92,7 @@ class Shadow:
 
     def apply(self) -> None:
         """Copy to the live parameters."""
-        torch._foreach_copy_(  # noqa: SLF001
+        torch._foreach_copy_(
             [self.live[index] for index in self.layout.storages], [self.copies[index] for index in self.layout.storages]
         )
 

@@ -185,7 +185,7 @@ def _positions(reload: Reload, signature: Signature, flats: list[Tensor], covere
     while base**place < total:
         reload(_digits(signature, place, base))
         for position, flat, mask in zip(positions, flats, covered, strict=True):
-            position += flat[mask].to(torch.int64) * base**place
+            position.add_(flat[mask].to(torch.int64) * base**place)
         place += 1
     return positions
 
@@ -203,8 +203,8 @@ def _blocks(
     tensors = [name for name, _, _ in signature]
     blocks: dict[str, list[Block]] = {name: [] for name in tensors}
     scattered = {}
-    for storage, (source, mask) in enumerate(zip(positions, covered, strict=True)):
-        source, target = source.cpu(), mask.nonzero().view(-1).cpu()
+    for storage, (position, mask) in enumerate(zip(positions, covered, strict=True)):
+        source, target = position.cpu(), mask.nonzero().view(-1).cpu()
         owner = torch.bucketize(source, ends, right=True)
         runs = _runs(source, target, owner)
         if len(runs) > max(MIN_RUNS, len(source) * MAX_RUNS_SHARE):

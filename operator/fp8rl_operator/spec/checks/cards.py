@@ -120,6 +120,7 @@ def templates_pick_listed_cards(job: FP8RLJob) -> Iterator[Fault]:
 ALL_LISTED = "has(self.topology.gpuProduct) && size(self.topology.gpuProduct) > 0 && self.topology.gpuProduct.all(p, p.matches('{pattern}'))"
 NO_TRAINING = f"(?:{cards_pattern((0, 0), HOPPER)}|{cards_pattern(CONSUMER_BLACKWELL, (99, 0))})"
 NO_SERVING = cards_pattern((0, 0), FP8_SERVING)
+HOPPER_CARDS = cards_pattern(HOPPER, BLACKWELL)
 BLACKWELL_CARDS = cards_pattern(BLACKWELL, (99, 0))
 WIRE = f"(self.precision.wire == 'auto' ? {RECIPE} : self.precision.wire)"
 PRODUCTS = ("spec.topology.gpuProduct", "spec.trainer.template", "spec.inference.template", "spec.samplers")
@@ -136,6 +137,12 @@ CHECKS = (
                 f" !({ALL_LISTED.format(pattern=NO_TRAINING)})",
                 "topology.gpuProduct: Transformer Engine refuses FP8 training below compute capability 9.0 and from 12.0 on;"
                 " set precision.recipe: bf16, or train on H100, H200, B200 or GB200",
+            ),
+            Cel(
+                "spec",
+                "self.trainer.backend != 'megatron' || self.precision.recipe != 'mxfp8' ||"
+                f" !({ALL_LISTED.format(pattern=HOPPER_CARDS)})",
+                "precision.recipe: mxfp8 needs compute capability 10.0 or more; set recipe: blockwise, or auto",
             ),
         ),
         beyond_cel=BEYOND,

@@ -7,13 +7,20 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from fp8rl_operator.errors import Fault
-from fp8rl_operator.names import MAX_JOB_NAME, MAX_NAME, RESERVED_LABEL_PREFIXES, longest_pod_name
+from fp8rl_operator.names import (
+    MAX_JOB_NAME,
+    MAX_NAME,
+    RESERVED_LABEL_PREFIXES,
+    generated_pod_name,
+    longest_pod_name,
+    pool_component,
+)
 from fp8rl_operator.spec.base import DNS_LABEL
 from fp8rl_operator.spec.checks.base import Cel, Check
 from fp8rl_operator.spec.job import FP8RLJob
 from fp8rl_operator.spec.pods import PodTemplate
 
-SAMPLER_ROOM = MAX_NAME - len(longest_pod_name("", ("",)))
+SAMPLER_ROOM = MAX_NAME - len(generated_pod_name("", pool_component("")))
 
 
 def name_is_a_label(job: FP8RLJob) -> Iterator[Fault]:
@@ -39,7 +46,7 @@ def names_fit(job: FP8RLJob) -> Iterator[Fault]:
         )
         return
     for index, sampler in enumerate(job.spec.samplers):
-        longest = longest_pod_name(job.name, (sampler.name,))
+        longest = generated_pod_name(job.name, pool_component(sampler.name))
         if len(longest) > MAX_NAME:
             room = SAMPLER_ROOM - len(job.name)
             yield Fault(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fp8rl_operator.errors import Fault
 from fp8rl_operator.spec.checks.base import Cel, Check
 from fp8rl_operator.spec.job import FP8RLJob
+from fp8rl_operator.spec.layers import pattern_error, split_layers
 
 
 def known_recipe(job: FP8RLJob) -> str:
@@ -76,6 +77,26 @@ def fp32_scales_are_blockwise(job: FP8RLJob) -> Iterator[Fault]:
         )
 
 
+def ignored_layers_are_whole(job: FP8RLJob) -> Iterator[Fault]:
+    """Patterns can be read, and ignore all shards of a fused layer or none: the engine holds them in one format."""
+    patterns, path = job.spec.precision.ignored_layers, "spec.precision.ignoredLayers"
+    errors = {index: error for index, pattern in enumerate(patterns) if (error := pattern_error(pattern))}
+    for index, error in errors.items():
+        yield Fault(
+            f"{path}[{index}]",
+            patterns[index],
+            error,
+            "write a module's name or a run of its dotted parts, or re:EXPRESSION",
+        )
+    for fused, ignored, kept in split_layers(() if errors else patterns):
+        yield Fault(
+            path,
+            ", ".join(patterns),
+            f"ignores {', '.join(ignored)} and not {', '.join(kept)}, which engines hold as one layer, {fused}",
+            f"add {', '.join(kept)}, or leave {', '.join(ignored)} out",
+        )
+
+
 AT = "spec.precision"
 RECIPE = "(self.precision.recipe == 'auto' && self.trainer.gpusPerReplica == 0 ? 'bf16' : self.precision.recipe)"
 
@@ -100,6 +121,11 @@ CHECKS = (
             ),
         ),
         beyond_cel="what auto becomes on the card; the trainer compares again",
+    ),
+    Check(
+        ignored_layers_are_whole,
+        reads=("spec.precision.ignoredLayers",),
+        beyond_cel="which modules a pattern means; the trainer compares again with the model's own names",
     ),
     Check(
         fp8_param_fits,

@@ -14,7 +14,7 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
@@ -159,7 +159,8 @@ class Trajectory:
 class Environment(Protocol):
     """A task family. `id` is what `rollout.environment.id` names."""
 
-    id: ClassVar[str]
+    @property
+    def id(self) -> str: ...
 
     def example(self, seed: int, index: int, split: Split) -> Example:
         """The `index`-th task (0, 1, 2, ... without end); pure in its arguments. No task is in both splits."""

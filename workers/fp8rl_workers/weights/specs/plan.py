@@ -140,13 +140,18 @@ def _products(linears: Sequence[TensorSpec]) -> list[list[TensorSpec]]:
 def _match_patterns(
     linears: Sequence[TensorSpec], fused: Mapping[str, tuple[str, ...]], patterns: Sequence[str]
 ) -> dict[str, str]:
-    """Module to the first pattern that means it, directly or through the name of the fused layer that holds it."""
+    """Module to the first pattern that means it, directly or through the name of the fused layer that holds it.
+
+    The fused name counts only where no shard is meant directly: `*v_proj` means v_proj, though it matches `qkv_proj` too.
+    """
     modules = [*dict.fromkeys([spec.module for spec in linears]), LM_HEAD]
     named: dict[str, str] = {}
     for pattern in patterns:
         matches = compile_pattern(pattern)
-        hits = [name for name in modules if matches(name)]
-        hits += [shard for alias, shards in fused.items() if matches(alias) for shard in shards]
+        hits = {name: None for name in modules if matches(name)}
+        for alias, shards in fused.items():
+            if matches(alias) and not any(shard in hits for shard in shards):
+                hits |= dict.fromkeys(shards)
         if not hits:
             tails = sorted({".".join(name.split(".")[-2:]) for name in modules})
             near = get_close_matches(pattern, tails, n=1, cutoff=0.0)[0]

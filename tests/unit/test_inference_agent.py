@@ -1,0 +1,272 @@
+"""The rank's thread over a real store and wire on the loopback, with a small module instead of an engine."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from fp8rl_workers.errors import NotYetError, StaleError
+from fp8rl_workers.inference.agent import Agent
+from fp8rl_workers.inference.rank import merge_states
+from fp8rl_workers.protocol import Decision, Epoch, Member
+from fp8rl_workers.weights.digest import digest, to_hex
+from fp8rl_workers.weights.group import StoreHost, join_group
+from fp8rl_workers.weights.load import Loader
+from fp8rl_workers.weights.offer import Offer, Weight, make_seal, plan_tensors
+
+HERE = "127.31.8.1"
+WEIGHTS = [Weight("w", (64, 64), quantized=False), Weight("v", (64,), quantized=False)]
+
+
+class Tiny(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(64, 64, dtype=torch.bfloat16), requires_grad=False)
+        self.v = nn.Parameter(torch.zeros(64, dtype=torch.bfloat16), requires_grad=False)
+
+    def reload(self, inputs):
+        for name, tensor in inputs:
+            getattr(self, name).copy_(tensor)
+
+
+class Sender:
+    """Rank 0: a store and one epoch at a time."""
+
+    def __init__(self):
+        self.host = StoreHost(HERE, 0)
+        self.group = None
+        self.number = self.sync_id = self.n = 0
+
+    def form(self, agent, timeout=10.0):
+        if self.group is not None:
+            self.group.close()
+        self.number, self.n = self.number + 1, 0
+        epoch = Epoch(
+            job_uid="job",
+            attempt=0,
+            epoch=self.number,
+            world_size=2,
+            store_host=HERE,
+            store_port=self.host.port,
+            timeout_seconds=timeout,
+            members=[
+                Member(pod="t", uid="t", role="trainer", address=HERE, ranks=[0]),
+                Member(pod="e", uid="e", role="inference", address=HERE, ranks=[1]),
+            ],
+        )
+        agent.join(epoch)
+        self.group = join_group(epoch, 0, "t", HERE, self.host)
+        return epoch
+
+    def send(self, value, version, *, buckets_sent=None, seal=True, flip=False):
+        """Offer weights that are all `value`; returns the seal's total."""
+        self.sync_id += 1
+        n, self.n = self.n, self.n + 1
+        tensors, buckets = plan_tensors(WEIGHTS, "bf16", 4096)
+        offer = Offer(
+            job_uid="job",
+            epoch=self.number,
+            sync_id=self.sync_id,
+            version=version,
+            attempt=0,
+            step=version,
+            wire="bf16",
+            scale_format="pow2",
+            buckets=buckets,
+            tensors=tensors,
+        )
+        self.group.put_offer(n, offer.model_dump_json())
+        parts = {w.name: torch.full(w.shape, float(value), dtype=torch.bfloat16) for w in WEIGHTS}
+        sealed = make_seal(offer, {name: to_hex(digest(part)) for name, part in parts.items()})
+        for number, entries in enumerate(offer.by_bucket()):
+            if number == buckets_sent:
+                return sealed.total
+            bucket = torch.zeros(buckets[number], dtype=torch.uint8)
+            for entry in entries:
+                bucket[entry.offset : entry.offset + entry.nbytes] = parts[entry.name].view(-1).view(torch.uint8)
+            bucket[0] ^= int(flip)
+            self.group.wire.send(bucket)
+        if seal:
+            self.group.put_seal(n, sealed.model_dump_json())
+        return sealed.total
+
+    def report(self, timeout=10.0):
+        return self.group.wait_reports(self.n - 1, timeout)[1]
+
+    def decision(self, version, digest_):
+        return Decision(
+            job_uid="job", epoch=self.number, sync_id=self.sync_id, version=version, digest=digest_, committed=True
+        )
+
+    def close(self):
+        self.group.close()
+        self.host.close()
+
+
+@pytest.fixture
+def agent():
+    model = Tiny()
+    loader = Loader(model, model.reload, whole=True, mode="auto", unlearnable=dict)
+    agent = Agent(loader, "bf16", job_uid="job", pod_uid="e", pod_ip=HERE, local_rank=0)
+    yield agent
+    agent.leave()
+
+
+@pytest.fixture
+def sender():
+    sender = Sender()
+    yield sender
+    sender.close()
+
+
+def commit(agent, decision):
+    agent.verify(decision)
+    agent.apply(decision)
+
+
+def publish(agent, sender, value, version):
+    total = sender.send(value, version)
+    report = sender.report()
+    assert (report.state, report.digest, report.version) == ("prepared", total, version)
+    commit(agent, sender.decision(version, total))
+    assert float(agent.loader.model.w.sum()) == value * 64 * 64
+
+
+def eventually(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_syncs_arrive_are_reported_and_committed_in_order(agent, sender):
+    sender.form(agent)
+    for version, value in enumerate((1, 2, 3), start=1):
+        publish(agent, sender, value, version)
+    assert agent.loader.path == "plan"
+    assert agent.joined == 1
+
+
+def test_nothing_changes_before_the_commit_and_only_the_prepared_sync_commits(agent, sender):
+    sender.form(agent)
+    publish(agent, sender, 1, 1)
+    total = sender.send(2, 2)
+    sender.report()
+    good = sender.decision(2, total)
+    assert float(agent.loader.model.w[0, 0]) == 1.0
+    for change in ({"sync_id": 1}, {"version": 3}, {"digest": "0"}, {"job_uid": "x"}, {"epoch": 9}):
+        with pytest.raises(StaleError):
+            agent.verify(good.model_copy(update=change))
+    commit(agent, good)
+    with pytest.raises(NotYetError):
+        agent.verify(good)
+
+
+def test_damaged_bytes_are_reported_as_failed_and_the_next_sync_works(agent, sender):
+    sender.form(agent)
+    publish(agent, sender, 1, 1)
+    sender.send(2, 2, flip=True)
+    report = sender.report()
+    assert report.state == "failed"
+    assert "w: digest" in report.error
+    assert agent.prepared is None
+    publish(agent, sender, 3, 3)
+
+
+def test_a_sender_that_dies_in_the_middle_leaves_the_old_version_and_the_next_epoch_works(agent, sender):
+    sender.form(agent, timeout=3.0)
+    publish(agent, sender, 1, 1)
+    sender.send(2, 2, buckets_sent=1)
+    sender.close()
+    eventually(lambda: agent.joined is None)
+    assert float(agent.loader.model.w[0, 0]) == 1.0
+    sender.host, sender.group = StoreHost(HERE, 0), None
+    sender.form(agent)
+    publish(agent, sender, 4, 4)
+
+
+def test_a_prepared_version_outlives_its_sender_and_can_still_be_committed(agent, sender):
+    sender.form(agent)
+    total = sender.send(5, 1)
+    sender.report()
+    decision = sender.decision(1, total)
+    sender.close()
+    eventually(lambda: agent.joined is None)
+    commit(agent, decision)
+    assert float(agent.loader.model.w[0, 0]) == 5.0
+    sender.host, sender.group = StoreHost(HERE, 0), None
+    sender.form(agent)
+
+
+def test_a_new_epoch_drops_what_the_old_one_prepared(agent, sender):
+    sender.form(agent)
+    total = sender.send(5, 1)
+    sender.report()
+    old = sender.decision(1, total)
+    sender.form(agent)
+    with pytest.raises(NotYetError):
+        agent.verify(old)
+    publish(agent, sender, 6, 2)
+
+
+def test_an_aborted_sync_is_forgotten_and_another_ones_abort_is_ignored(agent, sender):
+    sender.form(agent)
+    total = sender.send(5, 1)
+    sender.report()
+    decision = sender.decision(1, total)
+    agent.abort(decision.model_copy(update={"sync_id": 99}))
+    assert agent.prepared is not None
+    agent.abort(decision)
+    with pytest.raises(NotYetError):
+        agent.verify(decision)
+
+
+def test_epochs_of_others_are_refused(agent, sender):
+    epoch = sender.form(agent)
+    for change in ({"job_uid": "x"}, {"epoch": 0}, {"epoch": 2, "members": epoch.members[:1]}):
+        with pytest.raises(StaleError):
+            agent.join(epoch.model_copy(update=change))
+    agent.join(epoch)
+    publish(agent, sender, 1, 1)
+
+
+def test_a_commit_that_comes_while_the_next_version_is_written_is_refused_not_kept_waiting(agent):
+    entered, leave = threading.Event(), threading.Event()
+
+    def fill():
+        with agent.filling():
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    entered.wait(10)
+    start = time.monotonic()
+    with pytest.raises(StaleError, match="next version is being received"):
+        agent.verify(Decision(job_uid="job", epoch=1, sync_id=1, version=1, committed=True))
+    assert time.monotonic() - start < 1.0
+    leave.set()
+    thread.join()
+
+
+def test_ranks_that_differ_have_nothing_prepared_together():
+    rank = {
+        "epoch": 1,
+        "prepared_sync_id": 3,
+        "prepared_version": 7,
+        "load_path": "plan",
+        "load_fallback": {},
+        "quantized_layers": [],
+        "audit": "",
+        "message": "",
+    }
+    late = rank | {"prepared_sync_id": 2, "message": "late", "load_fallback": {"w": "packed"}}
+    merged = merge_states([rank, late])
+    assert (merged["prepared_sync_id"], merged["prepared_version"]) == (None, None)
+    assert (merged["error"], merged["load_fallback"], merged["audit_passed"]) == ("late", {"w": "packed"}, True)
+    assert merge_states([rank, rank])["prepared_version"] == 7
+    assert merge_states([rank, rank | {"audit": "1 layer"}])["audit_passed"] is False

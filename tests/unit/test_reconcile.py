@@ -1,0 +1,74 @@
+"""One pass over a cluster that is a list of objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from builders import make_job, make_observed, make_orchestrator
+
+from fp8rl_operator.cluster import Object, Outcome
+from fp8rl_operator.observed import Observed
+from fp8rl_operator.plan import Plan
+from fp8rl_operator.reconcile import reconcile
+from fp8rl_operator.spec import FP8RLJob
+
+NOW = 1_000_000.0
+
+
+class FakeCluster:
+    """Remembers what it was told."""
+
+    def __init__(self, seen: Observed) -> None:
+        self.seen = seen
+        self.told: list[Any] = []
+
+    async def observe(self, job: FP8RLJob) -> Observed:
+        return self.seen
+
+    async def apply(self, job: FP8RLJob, objects: list[Object], plan: Plan) -> Outcome:
+        self.told.append(("apply", [item["kind"] for item in objects if item["kind"] == "Secret"], plan.attempt))
+        self.objects = objects
+        return Outcome()
+
+    async def write_status(self, job: FP8RLJob, status: dict[str, Any]) -> None:
+        self.told.append(("status", status.get("step")))
+
+    async def record(self, job: FP8RLJob, reason: str, message: str, *, warning: bool = False) -> None:
+        self.told.append(("event", reason, warning))
+
+
+async def test_a_pass_applies_then_writes_the_status_then_tells() -> None:
+    cluster = FakeCluster(make_observed(orchestrator=make_orchestrator(phase="complete", step=4)))
+    done = await reconcile(cluster, make_job(), NOW)
+    assert cluster.told == [("apply", ["Secret"], 0), ("status", 4), ("event", "Complete", False)]
+    assert done.plan.verdict is not None
+    again = FakeCluster(cluster.seen)
+    await reconcile(again, make_job(status=done.status), NOW + 100)
+    assert again.told == [("apply", ["Secret"], 0)]
+
+
+async def test_the_token_is_made_once_and_then_kept() -> None:
+    first = FakeCluster(Observed())
+    await reconcile(first, make_job(), NOW)
+    second = FakeCluster(Observed())
+    await reconcile(second, make_job(), NOW)
+    assert first.objects[0]["data"] != second.objects[0]["data"]
+    kept = FakeCluster(Observed(token="t"))
+    await reconcile(kept, make_job(), NOW)
+    assert kept.objects[0]["data"] == {"token": "dA=="}
+
+
+async def test_a_loss_is_told_with_its_reason_and_the_new_attempt() -> None:
+    seen = make_observed()
+    started = await reconcile(FakeCluster(seen), make_job(), NOW)
+    pods = tuple(pod for pod in seen.pods if pod.role != "trainer")
+    cluster = FakeCluster(make_observed(pods=pods))
+    await reconcile(cluster, make_job(status=started.status), NOW + 1)
+    assert cluster.told[0] == ("apply", ["Secret"], 1)
+    assert cluster.told[2:] == [("event", "TrainerLost", True), ("event", "Restarting", True)]
+
+
+async def test_hands_off_touches_nothing() -> None:
+    cluster = FakeCluster(make_observed())
+    await reconcile(cluster, make_job({"managedBy": "kueue.x-k8s.io/multikueue"}), NOW)
+    assert cluster.told == []
