@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from fp8rl_workers.config import PodEnvironment, TrainerConfig
-from fp8rl_workers.protocol import ResolvedPrecision, Sample
+from fp8rl_workers.protocol import ResolvedPrecision, Sample, StepResult
+from fp8rl_workers.trainer.checkpoint import Meta, identity
 from fp8rl_workers.trainer.loop import TorchTrainer
 from fp8rl_workers.trainer.precision import Device, resolve_precision
 
@@ -56,7 +57,11 @@ def make_folder(folder: Path, seed: int = 0, **shape: Any) -> Path:
     """A model's folder with weights and a tokenizer of single letters."""
     make_module(seed, **shape).to(torch.bfloat16).save_pretrained(folder)  # type: ignore[operator]
     vocabulary = {chr(33 + i): i for i in range(VOCABULARY)}
-    tokenizer = {"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "!"}}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "!"},
+    }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     return folder
 
@@ -118,8 +123,22 @@ def resolve_for(config: TrainerConfig, module: nn.Module) -> ResolvedPrecision:
     return resolve_precision(config, model_config(module), Device("cpu", None))
 
 
-def make_trainer(config: TrainerConfig | None = None, seed: int = 0, *, moe: bool = False, **shape: Any) -> TorchTrainer:
+def make_trainer(
+    config: TrainerConfig | None = None, seed: int = 0, *, moe: bool = False, **shape: Any
+) -> TorchTrainer:
     """A trainer of a random model."""
     module = make_module(seed, moe=moe, **shape)
     config = config or make_config()
     return TorchTrainer(module, None, model_config(module), config, resolve_for(config, module))
+
+
+def make_meta(step: int, attempt: int = 0) -> Meta:
+    """What stands beside a checkpoint of `step`."""
+    return Meta(
+        step=step,
+        attempt=attempt,
+        version=step + 1,
+        identity=identity(make_config()),
+        orchestrator={"cursor": step},
+        result=StepResult(step=step, metrics={"loss": 0.5}),
+    )

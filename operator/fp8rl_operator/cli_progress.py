@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from fp8rl_operator import names
 from fp8rl_operator.reconcile import Pass
 from fp8rl_operator.spec import FP8RLJob
 
@@ -24,7 +25,6 @@ class Figures:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
-        self._rest = b""
         self._steps: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self.newest: dict[str, float] = {}
 
@@ -35,9 +35,9 @@ class Figures:
         with self._path.open("rb") as file:
             file.seek(self._offset)
             added = file.read()
-        self._offset += len(added)
-        *lines, self._rest = (self._rest + added).split(b"\n")
-        for line in lines:
+        whole = added[: added.rfind(b"\n") + 1]  # half a line may be cut off again by its writer's successor
+        self._offset += len(whole)
+        for line in whole.splitlines():
             record = json.loads(line)
             self.newest |= record["metrics"]
             if record["kind"] == "step":
@@ -121,7 +121,8 @@ class Bar:
         self._figures.update()
         step = done.seen.orchestrator.step if done.seen.orchestrator is not None else 0
         steps = job.spec.rollout.steps
-        text = self._figures.text() if step else state_line(done)
+        runs = done.plan.waiting is not None and done.plan.waiting.reason == names.RUNNING
+        text = (self._figures.text() if runs else "") or state_line(done)
         self._progress.update(
             self._task, completed=step, total=steps, state=text, left=clock(self._figures.seconds_left(steps))
         )

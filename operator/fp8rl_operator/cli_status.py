@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from fp8rl_operator.cli_commands import CommandError
-from fp8rl_operator.local.run import RunFolderError, read_run
+from fp8rl_operator.local.run import RunFolderError, owner, read_run
+from fp8rl_operator.plan_memory import read_verdict
 from fp8rl_operator.spec import FP8RLJob
 
 
@@ -20,7 +21,7 @@ def status_text(folder: Path) -> str:
         job = read_run(folder)
     except RunFolderError as error:
         raise CommandError(str(error)) from error
-    return "\n".join([*head(job), "", *condition_lines(job), "", *pod_lines(folder), ""])
+    return "\n".join([*head(job), life(job, folder), "", *condition_lines(job), "", *pod_lines(folder), ""])
 
 
 def head(job: FP8RLJob) -> list[str]:
@@ -36,6 +37,15 @@ def head(job: FP8RLJob) -> list[str]:
             f"recipe {precision['recipe']}, wire {precision['wire']}, {precision['quantizedLayers']} layers quantized"
         )
     return lines
+
+
+def life(job: FP8RLJob, folder: Path) -> str:
+    """Whether anybody runs it now."""
+    process = owner(folder)
+    if process is not None:
+        return f"run by process {process}"
+    ended = read_verdict(job.status) is not None
+    return "ended" if ended else f"not running; `fp8rl run --resume --out {folder}` goes on"
 
 
 def condition_lines(job: FP8RLJob) -> list[str]:

@@ -233,7 +233,7 @@ def _schema_at(root: Schema, parts: list[str]) -> Schema:
 class _Dumper(yaml.SafeDumper):
     """Quotes strings such as 1e-06, which PyYAML takes for text and Kubernetes for a number; writes no aliases."""
 
-    def ignore_aliases(self, data: object) -> bool:
+    def ignore_aliases(self, _data: object) -> bool:
         return True
 
 

@@ -26,11 +26,12 @@ class Fault:
     level: Literal["error", "warning"] = "error"
 
     def __str__(self) -> str:
-        """`spec.x.y: value 3: reason; remedy`, the parts that are empty left out."""
+        """`spec.x.y: value 3: reason; remedy`, the parts that are empty left out; always one line."""
         where = [self.path] if self.path else []
         what = [] if self.value is None else [f"value {short(self.value)}"]
         why = "; ".join(part for part in (self.reason, self.remedy) if part)
-        return ": ".join([*where, *what, why])
+        text = ": ".join([*where, *what, why])
+        return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 class InvalidSpec(ValueError):  # noqa: N818 - the name that the conditions use
@@ -43,7 +44,7 @@ class InvalidSpec(ValueError):  # noqa: N818 - the name that the conditions use
 
 def short(value: Any) -> str:
     """A value as one line of at most 200 characters; strings bare unless that would hide something."""
-    text = value if isinstance(value, str) and re.fullmatch(r"[\w./:+*-]+", value) else _as_yaml(value)
+    text = value if isinstance(value, str) and re.fullmatch(r"[\w./:+*{}\[\]-]+", value) else _as_yaml(value)
     return text if len(text) <= MAX_VALUE_LENGTH else text[: MAX_VALUE_LENGTH - 1] + "…"
 
 

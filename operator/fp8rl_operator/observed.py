@@ -14,7 +14,8 @@ PodPhase = Literal["Pending", "Running", "Succeeded", "Failed"]
 class PodState:
     """One pod of the job. `exit_code`, `reason` and `message` are those of the container that ended or waits.
 
-    `restarts` counts restarts of its containers within this pod. `starting` is true until its init containers are done.
+    `starting` is true until its init containers are done; until then `restarts` counts their restarts, then those of its
+    containers.
     """
 
     name: str

@@ -40,41 +40,39 @@ def load(path: Path, change: Callable[[Any], None] | None = None) -> tuple[FP8RL
     `change` edits the body before it is judged (settings of the command line).
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            return None, [
-                Fault("", None, f"has {path.stat().st_size} bytes, over {MAX_BYTES}", "name a job's manifest")
-            ]
-        node = _only_document(path.read_text(encoding="utf-8"))
-        _refuse_expansion(node)
+        node = _read(path)
         body = yaml.SafeLoader("").construct_document(node)
-    except OSError as error:
-        return None, [
-            Fault(
-                "",
-                None,
-                f"cannot be read: {error.strerror}",
-                "name a job's manifest, such as deploy/samples/reverse-text.yaml",
-            )
-        ]
-    except UnicodeDecodeError as error:
-        return None, [
-            Fault(
-                "",
-                None,
-                f"is no UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}",
-                "save it as UTF-8",
-            )
-        ]
-    except yaml.YAMLError as error:
-        return None, [_syntax_fault(error)]
     except Unreadable as error:
         return None, [error.fault]
+    except yaml.YAMLError as error:
+        return None, [_syntax_fault(error)]
     if change is not None:
         change(body)
     job, found = inspect(body)
-    found = [*_duplicates(node, ""), *_of_this_kind(found), *_bare_decimals(node, ())]
-    placed = _placed(node, found)
+    placed = _placed(node, [*_duplicates(node, ""), *_of_this_kind(found), *_bare_decimals(node, ())])
     return (None if any(fault.level == "error" for fault in placed) else job), placed
+
+
+def _read(path: Path) -> yaml.Node:
+    """The one document of a file.
+
+    Raises:
+        Unreadable: no file, too large, no text, not one document.
+        yaml.YAMLError: no YAML.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise Unreadable(Fault("", None, f"has {size} bytes, over {MAX_BYTES}", "name a job's manifest"))
+        node = _only_document(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        way = "name a job's manifest, such as deploy/samples/reverse-text.yaml"
+        raise Unreadable(Fault("", None, f"cannot be read: {error.strerror}", way)) from error
+    except UnicodeDecodeError as error:
+        why = f"is no UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
+        raise Unreadable(Fault("", None, why, "save it as UTF-8")) from error
+    _refuse_expansion(node)
+    return node
 
 
 def with_lines(path: Path, faults: list[Fault]) -> list[Fault]:

@@ -51,17 +51,34 @@ MODEL_CONFIG: dict[str, Any] = {
 }
 
 
-def write_model(folder: Path) -> Path:
+MOE_CONFIG: dict[str, Any] = MODEL_CONFIG | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+}
+
+
+def own_address(last: int) -> str:
+    """A loopback address of this test process alone."""
+    return f"127.{64 + os.getpid() % 128}.{os.getpid() // 128 % 256}.{last}"
+
+
+def write_model(folder: Path, config: dict[str, Any]) -> Path:
     """A model folder with a config and nothing else: the engine starts with dummy weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(MODEL_CONFIG))
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
-def random_weights(seed: int) -> dict[str, Tensor]:
+def random_weights(seed: int, config: dict[str, Any] = MODEL_CONFIG) -> dict[str, Tensor]:
     """BF16 weights by HF name, of a size that gives logits with some spread."""
     generator = torch.Generator().manual_seed(seed)
-    plan = plan_precision(MODEL_CONFIG, "bf16")
+    plan = plan_precision(config, "bf16")
     weights = {}
     for weight in plan.weights():
         if "norm" in weight.name:
@@ -90,7 +107,7 @@ class Trainer:
 
     resolved: ResolvedPrecision
     plan: PrecisionPlan
-    address: str = "127.31.0.2"
+    address: str = field(default_factory=lambda: own_address(2))
     epoch: int = 0
     sync_id: int = 0
     n: int = 0
@@ -202,17 +219,18 @@ class Engine:
 
     folder: Path
     resolved: ResolvedPrecision
-    address: str = "127.31.0.3"
+    address: str = field(default_factory=lambda: own_address(3))
     name: str = "inference-0"
     uid: str = "engine-uid-0"
     engine_args: dict[str, Any] = field(default_factory=dict)
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
     environ: dict[str, str] = field(default_factory=dict)
+    model_config: dict[str, Any] = field(default_factory=lambda: MODEL_CONFIG)
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Engine:
         """Start the process; it waits for the precision."""
-        model = write_model(self.folder / "model")
+        model = write_model(self.folder / "model", self.model_config)
         config = EngineConfig(
             name="kit",
             namespace="default",
@@ -318,9 +336,11 @@ def _decode(data: bytes) -> Any:
         return data.decode(errors="replace")
 
 
-def resolved_for(wire: str, scale_format: str = "pow2") -> tuple[ResolvedPrecision, PrecisionPlan]:
+def resolved_for(
+    wire: str, scale_format: str = "pow2", config: dict[str, Any] = MODEL_CONFIG
+) -> tuple[ResolvedPrecision, PrecisionPlan]:
     """What a trainer without a GPU resolves for the tiny model."""
-    plan = plan_precision(MODEL_CONFIG, wire)  # type: ignore[arg-type]
+    plan = plan_precision(config, wire)  # type: ignore[arg-type]
     resolved = ResolvedPrecision.model_validate(
         {
             "recipe": "bf16",

@@ -22,7 +22,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from fp8rl_workers.config import ENGINE_PORT, ORCHESTRATOR_PORT, TRAINER_PORT
-from fp8rl_workers.errors import NotYetError, StaleError
+from fp8rl_workers.errors import NotYetError, StaleError, WorkerError
 from fp8rl_workers.http import make_app, read_record, record_response, serve
 from fp8rl_workers.models.tokenizer import EOS_ID, build_tokenizer
 from fp8rl_workers.protocol import (
@@ -48,10 +48,10 @@ JOB = "job-uid"
 _networks = itertools.count(1)
 
 
-def address(host: int) -> str:
-    """An address of this machine that no other test process uses."""
+def address(network: int, host: int) -> str:
+    """An address of this machine: `network` counts the clusters of this test process."""
     pid = os.getpid()
-    return f"127.{64 + (pid >> 8) % 128}.{pid % 256}.{host}"
+    return f"127.{64 + pid % 128}.{(pid // 128 + 37 * network) % 256}.{host}"
 
 
 async def cut(runner: web.AppRunner) -> None:
@@ -70,6 +70,8 @@ class StandInEngine:
         self.pod, self.uid, self.host = pod, f"uid-{pod}", host
         self.tokenizer = build_tokenizer(128)
         self.prepare_error = ""
+        self.paths = ["/inference/v1/generate"]
+        self.audit_error = ""
         self.not_finite = 0
         self.seconds = 0.002
         self.on_commit: Callable[[], Any] = lambda: None
@@ -98,6 +100,8 @@ class StandInEngine:
             digest=self.digest,
             prepared_sync_id=self.prepared[0] if self.prepared else None,
             prepared_version=self.prepared[1] if self.prepared else None,
+            audit_passed=not self.audit_error,
+            error=self.audit_error,
         )
 
     async def start(self) -> None:
@@ -123,7 +127,7 @@ class StandInEngine:
         self.boot()
 
     async def _openapi(self, _: web.Request) -> web.Response:
-        return web.json_response({"paths": {"/inference/v1/generate": {}}})
+        return web.json_response({"paths": {path: {} for path in self.paths}})
 
     async def _state(self, _: web.Request) -> web.Response:
         return record_response(self.state())
@@ -159,7 +163,8 @@ class StandInEngine:
         body = await request.json()
         self.requests.append(body)
         await asyncio.sleep(self.seconds)
-        assert self.version is not None, "a request reached an engine that serves nothing"
+        if self.version is None:
+            raise NotYetError("nothing is committed: this engine has just been started again")
         if self.not_finite > 0:
             self.not_finite -= 1
             text = {"error": {"message": "Out of range float values are not JSON compliant: nan"}}
@@ -187,6 +192,9 @@ class StandInTrainer:
         self.decisions: list[Decision] = []
         self.after_prepare: Callable[[], Any] = lambda: None
         self.training = False
+        self.failure = ("", "")
+        self.metrics = {"loss": 0.1, "mismatch_kl": 0.001, "entropy": 1.0}
+        self.checkpoint_error = ""
         self.runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -206,7 +214,7 @@ class StandInTrainer:
         """Killed and started again as the next attempt, from its newest checkpoint."""
         runner = self.runner
         assert runner is not None
-        self.attempt, self.training, self.last = self.attempt + 1, False, None
+        self.attempt, self.training, self.last, self.failure = self.attempt + 1, False, None, ("", "")
         await cut(runner)
         self.step = max(self.checkpoints, default=0)
         self.orchestrator = self.checkpoints.get(self.step, {})
@@ -216,7 +224,9 @@ class StandInTrainer:
         state = TrainerState(
             job_uid=JOB,
             attempt=self.attempt,
-            phase="training" if self.training else "idle",
+            phase="failed" if self.failure[0] else "training" if self.training else "idle",
+            reason=self.failure[0],
+            message=self.failure[1],
             step=self.step,
             version=self.version,
             resolved=ResolvedPrecision(recipe="bf16", wire="blockwise", scale_format="pow2"),
@@ -282,6 +292,8 @@ class StandInTrainer:
 
     async def _steps(self, request: web.Request) -> web.Response:
         step = await read_record(request, StepRequest)
+        if self.failure[0]:
+            raise WorkerError(self.failure[1])
         if step.attempt != self.attempt:
             raise StaleError("another attempt's batch")
         if self.last is not None and self.last.step == step.step:
@@ -295,7 +307,7 @@ class StandInTrainer:
             raise StaleError("restarted")
         self.step, self.training = step.step, False
         self.checkpoints[step.step] = step.orchestrator
-        self.last = StepResult(step=step.step, metrics={"loss": 0.1, "mismatch_kl": 0.001, "entropy": 1.0})
+        self.last = StepResult(step=step.step, metrics=self.metrics, checkpoint_error=self.checkpoint_error)
         return record_response(self.last)
 
 
@@ -303,11 +315,11 @@ class Cluster:
     """A trainer, engines and the orchestrator's process."""
 
     def __init__(self, folder: Path, engines: int = 2, **config: Any) -> None:
-        base = 10 * next(_networks)
+        network = next(_networks)
         self.folder = folder
-        self.engines = [StandInEngine(f"engine-{number}", address(base + 2 + number)) for number in range(engines)]
-        self.trainer = StandInTrainer(address(base), self.engines)
-        self.host = address(base + 1)
+        self.engines = [StandInEngine(f"engine-{number}", address(network, 3 + number)) for number in range(engines)]
+        self.trainer = StandInTrainer(address(network, 1), self.engines)
+        self.host = address(network, 2)
         self.generation = 0
         self.process: asyncio.subprocess.Process | None = None
         self._write(config)

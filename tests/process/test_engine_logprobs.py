@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from engine_kit import MODEL_CONFIG, Engine, Trainer, random_weights, resolved_for
@@ -12,7 +14,7 @@ pytestmark = pytest.mark.vllm
 
 PROMPTS = 24
 COMPLETION = 32
-P99_LIMIT = 2e-2
+P99_LIMIT = {"blockwise": 2e-2, "channel": 0.2}
 
 
 def reference(weights, plan, wire, dtype):
@@ -48,20 +50,35 @@ def differences(engine, model):
     return sorted(found)
 
 
+def percentile(found, share):
+    return found[int(share * len(found))]
+
+
+def policy(seed):
+    """Weights whose logits stay small (about 0.6): a BF16 logit of 8 alone is off by up to 3e-2."""
+    weights = random_weights(seed)
+    weights["lm_head.weight"] /= 3
+    return weights
+
+
 @pytest.mark.parametrize("wire", ["blockwise", "channel"])
 def test_the_engine_serves_the_policy_that_the_codes_stand_for(wire, tmp_path):
+    """Channel runs vLLM's own FP8 kernel, which quantizes activations per token too; the reference does not."""
     resolved, plan = resolved_for(wire)
     engine, trainer = Engine(tmp_path, resolved), Trainer(resolved, plan)
     try:
         engine.start().boot()
         trainer.form([engine])
         for version in (1, 2):  # by the reload, then by the learned layout
-            weights = random_weights(version)
+            weights = policy(version)
             trainer.publish(engine, weights, version)
             found = differences(engine, reference(weights, plan, wire, torch.bfloat16))
-            p99 = found[int(0.99 * len(found))]
-            print(f"{wire} version {version}: p50 {found[len(found) // 2]:.2e} p99 {p99:.2e} max {found[-1]:.2e}")
-            assert p99 <= P99_LIMIT
+            unquantized = differences(engine, reference(weights, plan, "bf16", torch.bfloat16))
+            k3 = sum(math.exp(d) - d - 1 for d in found) / len(found)
+            print(f"{wire} {version}: p50 {percentile(found, 0.5):.2e} p99 {percentile(found, 0.99):.2e} k3 {k3:.2e}")
+            assert percentile(found, 0.99) <= P99_LIMIT[wire]
+            assert k3 < 1.5e-2
+            assert percentile(unquantized, 0.5) > 1.3 * percentile(found, 0.5)
         assert engine.state()["quantized_layers"] == (list(plan.quantized) if wire == "channel" else [])
     finally:
         engine.stop()

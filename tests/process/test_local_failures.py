@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class World:
         return {uid for uid, pod in self.cluster.pods.items() if f"-{role}-" in pod.name}
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def running_world(tmp_path: Path, spec: dict[str, Any]) -> AsyncIterator[World]:
     """A running job of toys; everything is ended afterwards."""
     folder = tmp_path / "run"
@@ -114,7 +114,9 @@ async def test_a_port_in_use_ends_the_job_with_one_message(tmp_path: Path) -> No
     job = open_run(parse(toy_body(tmp_path / "toys")), folder, resume=False, now=time.time())
     folder.mkdir()
     cluster = make_cluster(folder, Settings())
-    with socket.create_server(("0.0.0.0", 8200)):
+    with contextlib.ExitStack() as foreign:
+        for number in range(1, 5):
+            foreign.enter_context(socket.create_server((f"{cluster.block.prefix}.{number}", 8200)))
         world = World(cluster, job)
         await world.until(lambda: world.condition("Failed")[0] == "True", "the job has failed")
     await cluster.close(2.0)
@@ -123,6 +125,23 @@ async def test_a_port_in_use_ends_the_job_with_one_message(tmp_path: Path) -> No
     assert message.startswith(
         "orchestrator pod toy-orchestrator-0 cannot start: port 8200 of toy-orchestrator-0 is in use"
     )
+
+
+async def test_an_init_container_that_needs_two_tries_costs_no_attempt(tmp_path: Path) -> None:
+    script = f"import pathlib, sys; p = pathlib.Path({str(tmp_path / 'tried')!r}); sys.exit(0 if p.exists() else p.touch() or 1)"
+    folder = tmp_path / "run"
+    body = toy_body(tmp_path / "toys")
+    body["spec"]["trainer"]["template"]["spec"]["initContainers"][0]["command"] = ["python", "-c", script]
+    job = open_run(parse(body), folder, resume=False, now=time.time())
+    folder.mkdir()
+    cluster = make_cluster(folder, Settings(backoff=Backoff(initial=0.2)))
+    world = World(cluster, job)
+    try:
+        await world.until_running()
+        assert (world.job.status["attempt"], world.job.status["restarts"]) == (0, 0)
+        assert [pod.init[0].restarts for pod in cluster.pods.values() if "trainer" in pod.name] == [1]
+    finally:
+        await cluster.close(2.0)
 
 
 async def test_a_crashing_container_is_restarted_with_growing_delays(tmp_path: Path) -> None:

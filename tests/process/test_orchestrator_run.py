@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from orchestrator_peers import EOS_ID, Cluster
+from orchestrator_peers import EOS_ID, Cluster, cut
 
 
 def consumed(cluster: Cluster) -> Counter[int]:
@@ -82,6 +82,42 @@ async def test_an_engine_lost_between_prepare_and_commit_is_fenced_and_the_other
         assert consumed(cluster) == Counter(range(10))
 
 
+async def test_an_engine_lost_while_it_prepares_ends_the_sync_at_once_and_the_others_get_the_weights(
+    tmp_path: Path,
+) -> None:
+    async with Cluster(tmp_path, weight_sync={"timeout_seconds": 30.0}) as cluster:
+        lost, trainer = cluster.engines[1], cluster.trainer
+
+        async def kill_and_wait_for_its_report() -> None:
+            if trainer.step == 2 and lost.runner is not None:
+                await lost.kill()
+                await cluster.until(lambda: any(not item.committed for item in trainer.decisions), "an abort", 25.0)
+
+        trainer.after_prepare = kill_and_wait_for_its_report
+        status = await cluster.finish()
+        assert status.step == 5
+        assert "engine-1 was lost while it prepared" in cluster.events("SyncAborted")[0]["message"]
+        steps = [row for row in cluster.lines("metrics.jsonl") if row["kind"] == "sync"]
+        assert [row["step"] for row in steps] == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_job_without_engines_waits_and_goes_on_when_they_are_back(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        await cluster.until(lambda: cluster.trainer.step == 2, "step 2")
+        for engine in cluster.engines:
+            await engine.kill()
+
+        async def waits() -> bool:
+            return "engines to boot" in (await cluster.status()).waiting_for
+
+        await cluster.until(waits, "the status to say what is waited for")
+        for engine in cluster.engines:
+            await engine.start()
+        status = await cluster.finish()
+        assert status.step == 5
+        assert consumed(cluster) == Counter(range(10))
+
+
 async def test_an_engine_that_comes_back_joins_and_gets_the_weights(tmp_path: Path) -> None:
     async with Cluster(tmp_path, steps=40) as cluster:
         lost = cluster.engines[1]
@@ -124,6 +160,24 @@ async def test_a_new_attempt_of_the_trainer_goes_on_from_its_checkpoint_and_drop
         assert positions == Counter(range(12))
 
 
+async def test_a_new_attempt_of_the_whole_job_goes_on_from_the_trainers_checkpoint(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, steps=6) as cluster:
+        cluster.trainer.step_seconds = 0.3
+        await cluster.until(lambda: cluster.trainer.step == 2 and cluster.trainer.training, "step 3 to run")
+        cluster.kill()
+        for engine in cluster.engines:
+            await engine.kill()
+        before = cluster.trainer.version
+        await cluster.trainer.restart()
+        await cluster.relaunch()
+        for engine in cluster.engines:
+            await engine.start()
+        status = await cluster.finish()
+        assert (status.step, status.attempt) == (6, 1)
+        assert min(item.version for item in cluster.engines[0].commits if item.attempt == 1) > before
+        assert consumed(cluster) == Counter(range(12))
+
+
 async def test_a_log_probability_that_is_not_finite_is_dropped_and_its_replica_healed(tmp_path: Path) -> None:
     async with Cluster(tmp_path) as cluster:
         await cluster.until(lambda: cluster.engines[1].step == 1, "step 1")
@@ -157,3 +211,69 @@ async def test_a_killed_orchestrator_uses_no_prompt_twice(tmp_path: Path) -> Non
         assert len(trained) == 16
         assert set(trained.values()) == {4}
         assert all(len(requests) == 1 for requests in cluster.trainer.requests.values())
+
+
+async def test_a_trainer_that_failed_ends_the_job_with_its_reason_and_a_new_attempt_goes_on(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        await cluster.until(lambda: cluster.trainer.step == 2, "step 2")
+        cluster.trainer.failure = ("TrainerOutOfMemory", "rank 0, step 3: 80 GiB; double the context parallelism")
+        status = await cluster.finish()
+        assert (status.phase, status.reason) == ("failed", "TrainerOutOfMemory")
+        assert status.message.startswith("rank 0, step 3")
+        await cluster.trainer.restart()
+        await cluster.tell()
+
+        async def goes_on() -> bool:
+            return (await cluster.status()).phase != "failed"
+
+        await cluster.until(goes_on, "the next attempt")
+        status = await cluster.finish()
+        assert (status.phase, status.step, status.attempt) == ("complete", 5, 1)
+
+
+async def test_a_mismatch_over_the_stop_limit_ends_the_job(tmp_path: Path) -> None:
+    limits = {"mismatch_kl_warn": 0.01, "mismatch_kl_stop": 0.1}
+    async with Cluster(tmp_path, limits=limits) as cluster:
+        cluster.trainer.metrics = {"loss": 0.1, "mismatch_kl": 0.2}
+        status = await cluster.finish()
+        assert (status.phase, status.reason, status.step) == ("failed", "MismatchLimitExceeded", 1)
+        assert status.warnings == ["mismatch_kl 0.2 is over limits.mismatchKL.warn 0.01"]
+
+
+async def test_failed_checkpoints_warn_and_the_third_in_a_row_ends_the_job(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        cluster.trainer.checkpoint_error = "No space left on device"
+        status = await cluster.finish()
+        assert (status.phase, status.reason, status.step) == ("failed", "CheckpointFailed", 3)
+        assert status.message == "checkpoint of step 3 failed: No space left on device"
+
+
+async def test_a_trainer_that_is_silent_for_a_moment_costs_no_sample(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, steps=6) as cluster:
+        trainer = cluster.trainer
+        trainer.step_seconds = 0.2
+        await cluster.until(lambda: trainer.step == 2 and not trainer.training, "step 2")
+        runner = trainer.runner
+        assert runner is not None
+        await cut(runner)
+        await trainer.start()
+        status = await cluster.finish()
+        assert (status.step, status.attempt) == (6, 0)
+        assert status.off_policy["dropped"] == 0.0
+        assert consumed(cluster) == Counter(range(12))
+
+
+async def test_an_engine_of_an_old_release_or_with_other_quantized_layers_ends_the_job(tmp_path: Path) -> None:
+    old = Cluster(tmp_path / "old")
+    old.engines[1].paths = ["/v1/completions"]
+    async with old as cluster:
+        status = await cluster.finish()
+        assert (status.phase, status.reason) == ("failed", "EngineReleaseUnsupported")
+        assert "vLLM 0.26.0 and lacks /inference/v1/generate" in status.message
+    other = Cluster(tmp_path / "other")
+    for engine in other.engines:
+        engine.audit_error = "12 layers are quantized, the plan says 14"
+    async with other as cluster:
+        status = await cluster.finish()
+        assert (status.phase, status.reason) == ("failed", "QuantizedLayersDiffer")
+        assert "engine-1: 12 layers are quantized, the plan says 14" in status.message

@@ -15,6 +15,8 @@ from typing import Any, Self
 import yaml
 from builders import make_body
 
+from fp8rl_operator.local import shim
+
 TOY = Path(__file__).with_name("toy_worker.py")
 DEADLINE = 30.0
 
@@ -79,14 +81,14 @@ class ToyRun:
         """The first pod of a role."""
         return next(row for row in self.pods() if f"-{role}-" in row["name"])
 
-    def until(self, true: Callable[[], Any], what: str) -> Any:
+    def until(self, true: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
         """Wait for something and return it; the run's log stands in the failure."""
-        end = time.monotonic() + DEADLINE
+        end = time.monotonic() + seconds
         while time.monotonic() < end:
             if value := true():
                 return value
-            time.sleep(0.05)
-        raise AssertionError(f"not within {DEADLINE:g} s: {what}\n{self.text()}\n{yaml.safe_dump(self.status())}")
+            time.sleep(0.05 if seconds <= DEADLINE else 1.0)
+        raise AssertionError(f"not within {seconds:g} s: {what}\n{self.text()}\n{yaml.safe_dump(self.status())}")
 
     def until_running(self) -> None:
         """Wait until the job is Ready and all pods are."""
@@ -116,3 +118,23 @@ def marked(mark: str) -> list[int]:
             ):
                 found.append(int(entry.name))
     return found
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Process id to start time of everything below a process."""
+    return {below: start_of(below) for below in shim.descendants(pid)}
+
+
+def start_of(pid: int) -> str:
+    """Start time of a process, empty if it is gone or a zombie: tells it from a later one with the same id."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]
+
+
+def names_of(tree: dict[int, str]) -> list[str]:
+    """Command lines of those processes of a tree that still live."""
+    alive = [pid for pid, start in tree.items() if start and start_of(pid) == start]
+    return [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in alive]

@@ -1,29 +1,20 @@
 """Checkpoints: atomic at every write, fenced by attempt, the newest few kept."""
 
-import multiprocessing
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from trainer_kit import make_config
+from trainer_kit import make_config, make_meta
 
 from fp8rl_workers.errors import InvalidInputError, StaleError
-from fp8rl_workers.protocol import StepResult
 from fp8rl_workers.trainer import checkpoint
 from fp8rl_workers.trainer.checkpoint import CheckpointStore, Meta, identity
 
-
-def make_meta(step: int, attempt: int = 0) -> Meta:
-    return Meta(
-        step=step,
-        attempt=attempt,
-        version=step + 1,
-        identity=identity(make_config()),
-        orchestrator={"cursor": step},
-        result=StepResult(step=step, metrics={"loss": 0.5}),
-    )
+KILLER = Path(__file__).parents[1] / "process" / "checkpoint_killer.py"
 
 
 def save(store: CheckpointStore, step: int) -> None:
@@ -77,6 +68,15 @@ def test_another_run_s_checkpoint_is_refused_with_the_fields_that_differ(tmp_pat
         CheckpointStore(tmp_path, 0, 2).load(identity(make_config(seed=7)))
 
 
+def test_a_resumed_run_may_see_its_model_under_another_path_but_not_another_model(tmp_path: Path) -> None:
+    for name, text in (("one", "{}"), ("same", "{}"), ("other", "[]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(text)
+    one, same, other = (identity(make_config(tmp_path / name)) for name in ("one", "same", "other"))
+    assert one == same
+    assert [key for key in one if one[key] != other[key]] == ["config.json of model.path"]
+
+
 @pytest.mark.parametrize("name", ["fsync", "replace", "rename"])
 def test_a_disk_that_fails_leaves_the_previous_checkpoint_current(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -108,42 +108,14 @@ def test_a_full_disk_under_torch_save_is_an_error_of_the_disk(tmp_path: Path, mo
         save(store, 1)
 
 
-def die_at(folder: Path, call: int) -> None:
-    """Save step 2, and die without clean-up at the call-th touch of the disk that makes something last."""
-    count = 0
-
-    def counting(real: Any) -> Any:
-        def wrapped(*arguments: Any, **keywords: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == call:
-                os._exit(17)
-            return real(*arguments, **keywords)
-
-        return wrapped
-
-    store = CheckpointStore(folder, 0, 2)
-    os.fsync = counting(os.fsync)  # type: ignore[assignment]
-    Path.rename = counting(Path.rename)  # type: ignore[method-assign]
-    Path.replace = counting(Path.replace)  # type: ignore[method-assign]
-    torch.save = counting(torch.save)
-    save(store, 2)
-
-
-@pytest.mark.parametrize("call", range(1, 12))
-def test_a_writer_killed_at_any_write_leaves_a_whole_checkpoint_current(tmp_path: Path, call: int) -> None:
-    save(CheckpointStore(tmp_path, 0, 2), 1)
-    process = multiprocessing.get_context("fork").Process(target=die_at, args=(tmp_path, call))
-    process.start()
-    process.join()
-    state, meta = load(tmp_path)
-    assert meta.step in ({1} if process.exitcode == 17 and call <= 8 else {1, 2})
-    assert torch.equal(state["weight"], torch.full((1000,), float(meta.step)))
-    assert not list(tmp_path.glob(".step-*"))
-
-
-def test_the_killed_writer_does_reach_its_end_when_nothing_kills_it(tmp_path: Path) -> None:
-    process = multiprocessing.get_context("fork").Process(target=die_at, args=(tmp_path, 100))
-    process.start()
-    process.join()
-    assert (process.exitcode, load(tmp_path)[1].step) == (0, 2)
+def test_a_writer_killed_at_any_write_leaves_a_whole_checkpoint_current(tmp_path: Path) -> None:
+    """Nine touches of the disk: save, sync, sync, replace, sync, rename, sync, replace (of `current`), sync."""
+    save(CheckpointStore(tmp_path / "job", 0, 2), 1)
+    command = [sys.executable, str(KILLER), str(tmp_path / "job"), "10"]
+    codes = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert codes == ["17"] * 9 + ["0"]
+    for call in range(1, 11):
+        state, meta = load(tmp_path / f"job-{call}")
+        assert meta.step == (1 if call <= 8 else 2)
+        assert torch.equal(state["weight"], torch.full((1000,), float(meta.step)))
+        assert not list((tmp_path / f"job-{call}").glob(".step-*"))

@@ -23,6 +23,11 @@ def model(kind, *, dtype=torch.bfloat16, **changes):
     return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
+def gathered(module, config) -> dict[str, torch.Tensor]:
+    parameters = dict(module.named_parameters())
+    return dict(gather(parameters, plan_sources({name: p.shape for name, p in parameters.items()}, config)))
+
+
 def config_of(module) -> dict:
     return json.loads(module.config.to_json_string()) | {"architectures": [type(module).__name__]}
 
@@ -43,7 +48,7 @@ def test_names_shapes_and_bytes_are_those_of_the_saved_checkpoint(kind, changes,
     module.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text())
-    found = dict(gather(module, config))
+    found = gathered(module, config)
     assert found.keys() == saved.keys()
     assert all(torch.equal(found[name], saved[name]) for name in saved)
     assert list(found) == list(expected_tensors(config))
@@ -52,12 +57,12 @@ def test_names_shapes_and_bytes_are_those_of_the_saved_checkpoint(kind, changes,
 def test_nothing_is_copied():
     module = model(Qwen3MoeConfig, **MOE)
     owned = {p.untyped_storage().data_ptr() for p in module.parameters()}
-    assert all(view.untyped_storage().data_ptr() in owned for _, view in gather(module, config_of(module)))
+    assert all(view.untyped_storage().data_ptr() in owned for view in gathered(module, config_of(module)).values())
 
 
 def test_a_tied_head_comes_once_under_the_embeddings_name():
     module = model(Qwen3Config, tie_word_embeddings=True)
-    names = [name for name, _ in gather(module, config_of(module))]
+    names = list(gathered(module, config_of(module)))
     assert names[0] == "model.embed_tokens.weight"
     assert "lm_head.weight" not in names
 
@@ -71,20 +76,22 @@ def test_experts_are_views_of_their_stack():
     assert sources[f"{stack}.0.down_proj.weight"] == Source(f"{stack}.down_proj", (0,))
 
 
-def test_fp32_weights_are_refused_with_the_way_out():
+def test_fp32_masters_come_as_the_bf16_weight_that_the_trainer_computes_with():
     module = model(Qwen3Config, dtype=torch.float32)
-    with pytest.raises(InvalidModelError, match=r"embed_tokens\.weight: the module holds torch\.float32.*fp32 masters"):
-        list(gather(module, config_of(module)))
+    found = gathered(module, config_of(module))
+    assert all(tensor.dtype == torch.bfloat16 for tensor in found.values())
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(found[name], module.get_parameter(name).to(torch.bfloat16))
 
 
 def test_a_module_that_does_not_fit_its_config_is_refused_with_all_names():
     module = model(Qwen3Config, tie_word_embeddings=True)
     config = config_of(module)
     with pytest.raises(InvalidModelError, match=r"lm_head\.weight has no parameter .1 in all"):
-        list(gather(module, config | {"tie_word_embeddings": False}))
+        gathered(module, config | {"tie_word_embeddings": False})
     with pytest.raises(InvalidModelError, match=r"parameter model\.layers\.1\..* is no tensor of this family"):
-        list(gather(module, config | {"num_hidden_layers": 1}))
+        gathered(module, config | {"num_hidden_layers": 1})
     with pytest.raises(
-        InvalidModelError, match=r"gate_proj\.weight: shape \[48, 32\], but config\.json says \[64, 32\]"
+        InvalidModelError, match=r"gate_proj\.weight has shape \[48, 32\], but config\.json says \[64, 32\]"
     ):
-        list(gather(module, config | {"intermediate_size": 64}))
+        gathered(module, config | {"intermediate_size": 64})

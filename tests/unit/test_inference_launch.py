@@ -81,6 +81,18 @@ def test_a_cpu_holds_blockwise_and_mxfp8_in_bf16_and_channel_as_codes():
     assert config["quantization_config"]["weight_block_size"] == [128, 128]
 
 
+def test_a_wire_that_a_cpu_cannot_hold_is_refused_with_the_way_out():
+    moe = MODEL | {"model_type": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 128, "decoder_sparse_step": 1}
+    moe |= {"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": []}
+    with pytest.raises(
+        InvalidInputError, match=r"precision\.wire: channel has 24 quantized experts.*use wire blockwise"
+    ):
+        arguments(job(), pod(), resolved(wire="channel"), moe, CPU, has_tokenizer=True)
+    assert "--hf-overrides" not in arguments(job(), pod(), resolved(), moe, CPU, has_tokenizer=True)
+    with pytest.raises(InvalidInputError, match=r"precision\.quantizeAt"):
+        words(precision=resolved(quantize_at="engine"))
+
+
 def test_the_longest_context_comes_from_the_job_or_from_the_orchestrator_never_from_the_model():
     open_job = job().model_copy(update={"max_model_len": None})
     line = arguments(open_job, pod(), resolved(max_model_len=77), MODEL, CPU, has_tokenizer=True)

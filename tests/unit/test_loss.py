@@ -62,7 +62,9 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
 def test_the_gradient_of_grpo_on_policy_is_minus_the_weighted_advantage() -> None:
     trainer = logs(0.5, 0.2).requires_grad_()
     engine = logs(0.4, 0.05)
-    tokens = grpo_loss(trainer, trainer.detach(), engine, torch.tensor([1.0, -3.0]), LossConfig(name="grpo", tis_cap=2.0))
+    tokens = grpo_loss(
+        trainer, trainer.detach(), engine, torch.tensor([1.0, -3.0]), LossConfig(name="grpo", tis_cap=2.0)
+    )
     tokens.loss.sum().backward()
     assert trainer.grad is not None
     assert trainer.grad.tolist() == pytest.approx([-1.25, 6.0])

@@ -294,3 +294,28 @@ def test_merge_follows_strategic_merge() -> None:
         "x": {"a": 1, "c": 3},
         "args": [9],
     }
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {
+            "trainer": {"checkpoint": {"volumeClaimTemplate": {"storage": "1Gi", "storageClassName": "fast"}}},
+            "inference": {"gpusPerReplica": 2, "parallelism": {"tensor": 2}},
+            "orchestrator": {"volume": {"claimName": "c"}, "resources": {"limits": {"memory": "4Gi"}}},
+            "topology": {"gpuProduct": ["NVIDIA-H200"], "nodeSelector": {"a": "b"}, "tolerations": [{"key": "k"}]},
+            "rollout": {"dataset": {"volume": {"claimName": "d", "path": "train.jsonl"}}},
+            "priorityClassName": "high",
+            "queueName": "q",
+        },
+    ],
+)
+def test_kubernetes_knows_every_field_of_every_object(spec: dict[str, Any]) -> None:
+    from kubernetes import client
+
+    api = client.ApiClient()
+    for key, item in built(make_job(spec)).items():
+        read = api.deserialize(json.dumps(item), f"V1{item['kind']}", "application/json")
+        again = json.loads(json.dumps(api.sanitize_for_serialization(read)))
+        assert again == item, key

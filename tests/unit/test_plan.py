@@ -204,3 +204,19 @@ def test_out_of_memory_twice_ends_the_job() -> None:
 def test_memory_of_an_empty_status_starts_now() -> None:
     memory = Memory.read({}, NOW)
     assert (memory.attempt, memory.start_time, memory.attempt_time, memory.verdict) == (0, NOW, NOW, None)
+
+
+def test_a_pod_that_can_never_start_ends_the_job() -> None:
+    pod = make_pod(
+        "inference", phase="Failed", ready=False, starting=True, reason="FailedMount", message="volume v: no folder"
+    )
+    verdict = compute_plan(make_job(), Observed((pod,)), NOW).verdict
+    expected = "inference pod job-inference-0 cannot start: volume v: no folder"
+    assert verdict == Verdict(complete=False, reason="FailedMount", message=expected)
+
+
+def test_wrong_input_by_exit_code_is_never_tried_again() -> None:
+    pod = make_pod("orchestrator", ready=False, exit_code=65, message="tokenizer.json: not there")
+    verdict = compute_plan(make_job(), Observed((pod,)), NOW).verdict
+    assert verdict is not None
+    assert (verdict.complete, verdict.reason) == (False, "InvalidModel")

@@ -12,7 +12,7 @@ from builders import make_body
 
 from fp8rl_operator.report.build import ReportError, build_report
 from fp8rl_operator.report.records import read_records
-from fp8rl_operator.report.summary import quantile, summarize
+from fp8rl_operator.report.summary import disjoint, quantile, summarize
 from fp8rl_operator.report.text import summary_text
 
 
@@ -117,6 +117,12 @@ def test_a_half_written_last_line_is_left_out(tmp_path: Path) -> None:
 def test_a_folder_without_a_run_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match=r"status\.yaml: not there; name the folder of a run"):
         build_report(tmp_path, plots=False)
+
+
+def test_stages_of_a_sync_add_up_to_prepare_and_commit() -> None:
+    found = disjoint({"cast": 0.25, "wire": 0.5, "prepare": 1.0, "commit": 0.125})
+    assert found == {"cast": 0.25, "wire": 0.5, "rest of prepare": 0.25, "commit": 0.125}
+    assert disjoint({"cast": 1.0}) == {"cast": 1.0}
 
 
 def test_quantiles_interpolate() -> None:

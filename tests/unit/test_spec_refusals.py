@@ -24,9 +24,11 @@ def gpu_faults_of(spec: dict[str, Any], level: str = "error") -> list[str]:
 
 def test_full_offload_with_gradient_clipping_is_refused():
     assert faults_of({"trainer": {"offload": "full", "optimizer": {"gradClip": "1.0"}}}) == [
-        "spec.trainer.optimizer.gradClip: value 1.0: offload full updates each parameter as soon as its gradient is on the host,"
-        " before the norm of all gradients, which clipping divides by, is known; remove gradClip (unset means none), or set"
-        " offload: optimizer"
+        (
+            "spec.trainer.optimizer.gradClip: value 1.0: offload full updates each parameter as soon as its gradient is on the host,"
+            " before the norm of all gradients, which clipping divides by, is known; remove gradClip (unset means none), or set"
+            " offload: optimizer"
+        )
     ]
 
 
@@ -51,17 +53,21 @@ def test_an_optimizer_that_is_not_built_is_refused_by_name():
 def test_a_parallelism_that_does_not_divide_the_gpus_is_refused_with_the_product():
     layout = {"parallelism": {"tensor": 3, "pipeline": 2, "context": 1}}
     assert gpu_faults_of({"trainer": layout}) == [
-        "spec.trainer.parallelism: value 'tensor 3, pipeline 2, context 1': 3 x 2 x 1 = 6 does not divide replicas 1 x"
-        " gpusPerReplica 8 = 8 GPUs; choose a product that divides 8, or replicas and gpusPerReplica that are a multiple of 6"
+        (
+            "spec.trainer.parallelism: value 'tensor 3, pipeline 2, context 1': 3 x 2 x 1 = 6 does not divide replicas 1 x"
+            " gpusPerReplica 8 = 8 GPUs; choose a product that divides 8, or replicas and gpusPerReplica that are a multiple of 6"
+        )
     ]
     assert gpu_faults_of({"trainer": layout | {"replicas": 3}}) == []
 
 
 def test_an_expert_parallelism_that_does_not_divide_the_gpus_is_refused_with_the_product():
     assert gpu_faults_of({"trainer": {"parallelism": {"tensor": 2, "expert": 8}}}) == [
-        "spec.trainer.parallelism.expert: value 8: expert tensor 2 x expert 8 x pipeline 1 = 16 does not divide replicas 1 x"
-        " gpusPerReplica 8 = 8 GPUs; choose an expert parallelism whose product divides 8, or set"
-        " megatronArgs.expert_tensor_parallel_size"
+        (
+            "spec.trainer.parallelism.expert: value 8: expert tensor 2 x expert 8 x pipeline 1 = 16 does not divide replicas 1 x"
+            " gpusPerReplica 8 = 8 GPUs; choose an expert parallelism whose product divides 8, or set"
+            " megatronArgs.expert_tensor_parallel_size"
+        )
     ]
 
 
@@ -70,194 +76,13 @@ def test_the_experts_own_tensor_parallelism_is_taken_from_megatron_args():
     assert gpu_faults_of({"trainer": trainer}) == []
 
 
-def test_fp8_param_with_mxfp8_is_refused():
-    assert gpu_faults_of({"precision": {"fp8Param": True, "recipe": "mxfp8"}}) == [
-        "spec.precision.fp8Param: value true: mxfp8 keeps two copies of a weight, scaled along rows and along columns, and none"
-        " can be the parameter; set fp8Param: false, or recipe: blockwise"
-    ]
-    assert gpu_faults_of({"precision": {"fp8Param": True, "recipe": "blockwise"}}) == []
-
-
-def test_fp8_param_without_an_fp8_recipe_or_with_backend_torch_is_refused():
-    assert faults_of({"precision": {"fp8Param": True}}) == [
-        "spec.precision.fp8Param: value true: recipe bf16 has no FP8 parameters; set fp8Param: false, or recipe: blockwise",
-        "spec.precision.fp8Param: value true: backend torch holds BF16 parameters; set fp8Param: false, or backend: megatron",
-    ]
-
-
-def test_a_wire_that_does_not_match_the_recipe_is_refused():
-    assert gpu_faults_of({"precision": {"recipe": "mxfp8", "wire": "blockwise"}}) == [
-        "spec.precision.wire: value blockwise: recipe is mxfp8: trainer and engines would compute with different codes of the same"
-        " weights; set wire: auto, or recipe: blockwise, or allowMismatch: true"
-    ]
-
-
-def test_allow_mismatch_lets_wire_and_recipe_differ():
-    assert gpu_faults_of({"precision": {"recipe": "mxfp8", "wire": "blockwise", "allowMismatch": True}}) == []
-    assert faults_of({"precision": {"recipe": "blockwise", "wire": "channel", "allowMismatch": True}}) == []
-
-
-def test_the_channel_wire_matches_no_recipe():
-    assert faults_of({"precision": {"recipe": "blockwise", "wire": "channel"}}) == [
-        "spec.precision.wire: value channel: recipe is blockwise: trainer and engines would compute with different codes of the"
-        " same weights; set wire: auto, or allowMismatch: true"
-    ]
-
-
-def test_recipe_auto_without_a_gpu_is_bf16_and_the_wire_is_held_against_that():
-    assert faults_of({"precision": {"wire": "blockwise"}}) == [
-        "spec.precision.wire: value blockwise: recipe auto is bf16 with trainer.gpusPerReplica 0: trainer and engines would compute"
-        " with different codes of the same weights; set wire: auto, or recipe: blockwise, or allowMismatch: true"
-    ]
-    assert faults_of({"precision": {"wire": "blockwise", "recipe": "blockwise"}}) == []
-
-
-def test_recipe_auto_with_gpus_is_left_to_the_trainer():
-    assert gpu_faults_of({"precision": {"wire": "mxfp8"}}) == []
-
-
-def test_four_bit_formats_are_refused_with_the_reason():
-    for word in ("nvfp4", "mxfp4", "INT4", "w4a16", "nf4"):
-        for field in ("recipe", "wire"):
-            (message,) = faults_of({"precision": {field: word}})
-            assert message == (
-                f"spec.precision.{field}: value {word}: is a 4-bit format: 16 codes (E4M3 has 256) move the policy further from"
-                " the trainer's than the mismatch limits allow, and no trainer recipe computes with the same codes; use"
-                " blockwise, mxfp8 or channel (8 bits), or bf16"
-            )
-
-
-def test_stochastic_rounding_by_the_engine_is_refused():
-    assert faults_of({"precision": {"rounding": "stochastic", "quantizeAt": "engine"}}) == [
-        "spec.precision.rounding: value stochastic: quantizeAt is engine, and vLLM rounds to nearest: both sides would hold"
-        " different codes; set rounding: nearest, or quantizeAt: trainer"
-    ]
-
-
-def test_fp32_scales_with_mxfp8_are_refused():
-    assert faults_of({"precision": {"recipe": "mxfp8", "scaleFormat": "fp32"}}) == [
-        "spec.precision.scaleFormat: value fp32: recipe mxfp8 has scales of 8 bits of exponent, powers of two; set scaleFormat:"
-        " auto, or recipe: blockwise"
-    ]
-
-
-def test_fp32_scales_on_blackwell_are_refused():
-    for product in ("NVIDIA-B200", "NVIDIA-GB200", "NVIDIA-B300"):
-        (message,) = gpu_faults_of({"precision": {"scaleFormat": "fp32"}, "topology": {"gpuProduct": [product]}})
-        assert f"spec.topology.gpuProduct[0] {product} is Blackwell (10." in message
-        assert message.endswith("whose kernels take scales that are powers of two; set scaleFormat: auto, or pow2")
-    assert gpu_faults_of({"precision": {"scaleFormat": "fp32"}, "topology": {"gpuProduct": ["NVIDIA-H200"]}}) == []
-
-
-def test_fp8_training_on_a_card_that_transformer_engine_refuses_is_refused():
-    assert gpu_faults_of({"topology": {"gpuProduct": ["NVIDIA-L40S"]}}) == [
-        "spec.topology.gpuProduct[0]: value NVIDIA-L40S: has compute capability 8.9, where Transformer Engine refuses FP8 training"
-        " (block scaling needs 9.0 or more), and precision.recipe is auto; set precision.recipe: bf16, or train on H100, H200, B200"
-        " or GB200 (such a card may serve)"
-    ]
-    (message,) = gpu_faults_of(
-        {
-            "precision": {"recipe": "mxfp8"},
-            "topology": {"gpuProduct": ["NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition"]},
-        }
-    )
-    assert (
-        "has compute capability 12.0, where Transformer Engine refuses FP8 training (MXFP8 is not supported from 12.0 on)"
-        in message
-    )
-
-
-def test_mxfp8_on_hopper_is_refused_and_blockwise_on_blackwell_is_warned_about():
-    assert gpu_faults_of({"precision": {"recipe": "mxfp8"}, "topology": {"gpuProduct": ["NVIDIA-H100-80GB-HBM3"]}}) == [
-        "spec.topology.gpuProduct[0]: value NVIDIA-H100-80GB-HBM3: has compute capability 9.0, and recipe mxfp8 needs 10.0 or more;"
-        " set precision.recipe: blockwise, or auto"
-    ]
-    blockwise = {"precision": {"recipe": "blockwise"}, "topology": {"gpuProduct": ["NVIDIA-B200"]}}
-    assert gpu_faults_of(blockwise) == []
-    assert gpu_faults_of(blockwise, "warning") == [
-        "spec.topology.gpuProduct[0]: value NVIDIA-B200: has compute capability 10.0, where Transformer Engine emulates recipe"
-        " blockwise; set precision.recipe: auto (mxfp8 here) unless blockwise is wanted"
-    ]
-
-
-def test_fp8_serving_on_a_card_under_8_9_is_refused():
-    mixed = {
-        "precision": {"recipe": "blockwise"},
-        "topology": {"gpuProduct": ["NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-80GB"]},
-        "trainer": {"template": {"spec": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}}}},
-    }
-    assert gpu_faults_of(mixed) == [
-        "spec.topology.gpuProduct[1]: value NVIDIA-A100-SXM4-80GB: has compute capability 8.0, and FP8 serving needs 8.9 or more"
-        " (spec.inference); set precision.wire: bf16 with recipe: bf16, or use one of L4, L40S, RTX 6000 Ada, RTX PRO 6000, H100,"
-        " H200, B200, GB200"
-    ]
-
-
-def test_cards_of_8_9_and_more_serve_fp8_while_another_card_trains():
-    for product in (
-        "NVIDIA-L4",
-        "NVIDIA-L40S",
-        "NVIDIA-RTX-6000-Ada-Generation",
-        "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",
-        "NVIDIA-H100-80GB-HBM3",
-        "NVIDIA-H200",
-        "NVIDIA-B200",
-        "NVIDIA-GB200",
-        "NVIDIA-L40S-SHARED",
-        "Some-Card-Of-2030",
-    ):
-        pick = {"template": {"spec": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H200"}}}}
-        serve = {"template": {"spec": {"nodeSelector": {"nvidia.com/gpu.product": product}}}}
-        listed = list(dict.fromkeys(["NVIDIA-H200", product]))
-        assert gpu_faults_of({"trainer": pick, "inference": serve, "topology": {"gpuProduct": listed}}) == []
-
-
-def test_a_template_that_picks_a_card_outside_the_list_is_refused():
-    pick = {"template": {"spec": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L4"}}}}
-    assert gpu_faults_of({"inference": pick, "topology": {"gpuProduct": ["NVIDIA-H200"]}}) == [
-        "spec.inference.template.spec.nodeSelector: value NVIDIA-L4: is not in spec.topology.gpuProduct (NVIDIA-H200), so no node"
-        " fits both; add it to spec.topology.gpuProduct"
-    ]
-
-
-def test_an_ignore_pattern_that_splits_a_fused_layer_is_refused_with_the_shards_named():
-    assert faults_of({"precision": {"ignoredLayers": ["q_proj"]}}) == [
-        "spec.precision.ignoredLayers: value q_proj: ignores self_attn.q_proj and not self_attn.k_proj, self_attn.v_proj, which"
-        " engines hold as one layer, model.layers.0.self_attn.qkv_proj; add self_attn.k_proj, self_attn.v_proj, or leave"
-        " self_attn.q_proj out"
-    ]
-    assert faults_of({"precision": {"ignoredLayers": ["layers.7.mlp.up_proj"]}}) == [
-        "spec.precision.ignoredLayers: value layers.7.mlp.up_proj: ignores mlp.up_proj and not mlp.gate_proj, which engines hold as"
-        " one layer, model.layers.7.mlp.gate_up_proj; add mlp.gate_proj, or leave mlp.up_proj out"
-    ]
-
-
-def test_ignore_patterns_that_name_all_shards_or_a_whole_block_are_taken():
-    for patterns in (
-        ["q_proj", "k_proj", "v_proj"],
-        ["re:.*[qkv]_proj"],
-        ["self_attn"],
-        ["layers.0"],
-        ["mlp.gate"],
-        ["*"],
-    ):
-        assert faults_of({"precision": {"ignoredLayers": patterns}}) == []
-
-
-def test_an_ignore_pattern_that_cannot_be_read_is_refused():
-    assert faults_of({"precision": {"ignoredLayers": ["mlp.gate", "re:(", "mlp..gate"]}}) == [
-        "spec.precision.ignoredLayers[1]: value 're:(': is no regular expression: missing ), unterminated subpattern at position 0;"
-        " write a module's name or a run of its dotted parts, or re:EXPRESSION",
-        "spec.precision.ignoredLayers[2]: value mlp..gate: has an empty part between its dots; write a module's name or a run of its"
-        " dotted parts, or re:EXPRESSION",
-    ]
-
-
 def test_a_name_whose_longest_pod_name_is_over_63_is_refused_with_the_count():
     assert faults_of(name="a" * 36) == []
     assert faults_of(name="a" * 37) == [
-        f"metadata.name: value {'a' * 37}: has 37 characters, and its longest pod name {'a' * 37}-inference-xxxxxxxxxx-xxxxx has"
-        " 64, over 63; use at most 36 characters"
+        (
+            f"metadata.name: value {'a' * 37}: has 37 characters, and its longest pod name {'a' * 37}-inference-xxxxxxxxxx-xxxxx has"
+            " 64, over 63; use at most 36 characters"
+        )
     ]
 
 
@@ -268,16 +93,20 @@ def test_a_sampler_whose_pod_name_is_over_63_is_refused_with_the_room_that_is_le
     }
     assert faults_of(spec, name="a" * 29) == []
     assert faults_of(spec, name="a" * 30) == [
-        f"spec.samplers[0].name: value bbbbbbbb: makes the pod name {'a' * 30}-sampler-bbbbbbbb-xxxxxxxxxx-xxxxx of 64 characters,"
-        " over 63; use at most 7 characters beside this job name"
+        (
+            f"spec.samplers[0].name: value bbbbbbbb: makes the pod name {'a' * 30}-sampler-bbbbbbbb-xxxxxxxxxx-xxxxx of 64 characters,"
+            " over 63; use at most 7 characters beside this job name"
+        )
     ]
 
 
 def test_a_name_that_no_service_can_have_is_refused():
     for name in ("Job", "1job", "my.job", "job-"):
         assert faults_of(name=name) == [
-            f"metadata.name: value {name}: names Services, which take lower-case letters, digits and dashes, and start with a"
-            " letter; match ^[a-z]([-a-z0-9]*[a-z0-9])?$"
+            (
+                f"metadata.name: value {name}: names Services, which take lower-case letters, digits and dashes, and start with a"
+                " letter; match ^[a-z]([-a-z0-9]*[a-z0-9])?$"
+            )
         ]
 
 
@@ -300,46 +129,68 @@ def test_engine_arguments_that_the_job_owns_are_refused_by_name():
     }
     assert faults_of({"inference": {"engineArgs": owned | {"max-num-seqs": 16}}}) == [
         "spec.inference.engineArgs.quantization: value fp8: quantization is set by spec.precision.wire; remove it from engineArgs",
-        "spec.inference.engineArgs.kv-cache-dtype: value fp8: kv-cache-dtype is set by spec.precision.kvCache; remove it from"
-        " engineArgs",
-        "spec.inference.engineArgs.hf_overrides: value {}: hf-overrides is set by the operator, which writes the quantization config"
-        " there; remove it from engineArgs",
-        "spec.inference.engineArgs.load-format: value auto: load-format is set by the operator: engines start with dummy weights;"
-        " remove it from engineArgs",
-        "spec.inference.engineArgs.logprobs-mode: value raw_logprobs: logprobs-mode is set by the operator: processed_logprobs;"
-        " remove it from engineArgs",
-        "spec.inference.engineArgs.--tensor-parallel-size: value 2: tensor-parallel-size is set by parallelism.tensor; remove it"
-        " from engineArgs",
-        "spec.inference.engineArgs.middleware: value x: middleware is set by the operator: it asks for the job's token; remove it"
-        " from engineArgs",
-        "spec.inference.engineArgs.weight-transfer-config: value {}: weight-transfer-config is set by spec.weightSync; remove it"
-        " from engineArgs",
+        (
+            "spec.inference.engineArgs.kv-cache-dtype: value fp8: kv-cache-dtype is set by spec.precision.kvCache; remove it from"
+            " engineArgs"
+        ),
+        (
+            "spec.inference.engineArgs.hf_overrides: value {}: hf-overrides is set by the operator, which writes the quantization config"
+            " there; remove it from engineArgs"
+        ),
+        (
+            "spec.inference.engineArgs.load-format: value auto: load-format is set by the operator: engines start with dummy weights;"
+            " remove it from engineArgs"
+        ),
+        (
+            "spec.inference.engineArgs.logprobs-mode: value raw_logprobs: logprobs-mode is set by the operator: processed_logprobs;"
+            " remove it from engineArgs"
+        ),
+        (
+            "spec.inference.engineArgs.--tensor-parallel-size: value 2: tensor-parallel-size is set by parallelism.tensor; remove it"
+            " from engineArgs"
+        ),
+        (
+            "spec.inference.engineArgs.middleware: value x: middleware is set by the operator: it asks for the job's token; remove it"
+            " from engineArgs"
+        ),
+        (
+            "spec.inference.engineArgs.weight-transfer-config: value {}: weight-transfer-config is set by spec.weightSync; remove it"
+            " from engineArgs"
+        ),
     ]
 
 
 def test_data_parallel_ranks_of_vllm_are_refused_in_favour_of_replicas():
     assert faults_of({"inference": {"engineArgs": {"data_parallel_size": 2}, "parallelism": {"data": 2}}}) == [
         "spec.inference.parallelism.data: value 2: unknown field: data parallelism is replicas; raise spec.inference.replicas",
-        "spec.inference.engineArgs.data_parallel_size: value 2: data-parallel-size is set by replicas: a commit over data-parallel"
-        " ranks is not one turn of one loop; remove it from engineArgs",
+        (
+            "spec.inference.engineArgs.data_parallel_size: value 2: data-parallel-size is set by replicas: a commit over data-parallel"
+            " ranks is not one turn of one loop; remove it from engineArgs"
+        ),
     ]
 
 
 def test_tensor_parallelism_other_than_the_engines_gpus_is_refused():
     assert gpu_faults_of({"inference": {"gpusPerReplica": 4, "parallelism": {"tensor": 2}}}) == [
-        "spec.inference.parallelism.tensor: value 2: gpusPerReplica gives an engine 4 GPUs, and tensor 2 leaves 2 of them idle; set"
-        " tensor: 4, or gpusPerReplica: 2 (more engines are more replicas)"
+        (
+            "spec.inference.parallelism.tensor: value 2: gpusPerReplica gives an engine 4 GPUs, and tensor 2 leaves 2 of them idle; set"
+            " tensor: 4, or gpusPerReplica: 2 (more engines are more replicas)"
+        )
     ]
     assert gpu_faults_of({"inference": {"gpusPerReplica": 1, "parallelism": {"tensor": 2}}}) == [
-        "spec.inference.parallelism.tensor: value 2: gpusPerReplica gives an engine 1 GPU, and tensor 2 needs 2; set tensor: 1, or"
-        " gpusPerReplica: 2 (more engines are more replicas)"
+        (
+            "spec.inference.parallelism.tensor: value 2: gpusPerReplica gives an engine 1 GPU, and tensor 2 needs 2; set tensor: 1, or"
+            " gpusPerReplica: 2 (more engines are more replicas)"
+        )
     ]
 
 
 def test_expert_parallelism_over_some_ranks_of_an_engine_is_refused():
     assert gpu_faults_of({"inference": {"gpusPerReplica": 4, "parallelism": {"tensor": 4, "expert": 2}}}) == [
-        "spec.inference.parallelism.expert: value 2: vLLM spreads experts over all 4 tensor-parallel ranks of an engine or over"
-        " none; set expert: 4, or 1"
+        (
+            "spec.inference.parallelism.expert: value 2: vLLM spreads experts over all 4 tensor-parallel ranks of an engine or over"
+            " none; set expert: 4, or 1"
+        )
     ]
     assert gpu_faults_of({"inference": {"gpusPerReplica": 4, "parallelism": {"tensor": 4, "expert": 4}}}) == []
 
@@ -352,8 +203,10 @@ def test_more_minimum_replicas_than_replicas_are_refused():
 
 def test_samplers_without_releases_are_refused():
     assert faults_of({"samplers": [{"name": "a", "gpusPerReplica": 0}]}) == [
-        "spec.samplers: value a: samplers load whole releases from a volume, and spec.releases publishes none; set spec.releases"
-        " {everySteps, volume}, or add replicas to spec.inference instead"
+        (
+            "spec.samplers: value a: samplers load whole releases from a volume, and spec.releases publishes none; set spec.releases"
+            " {everySteps, volume}, or add replicas to spec.inference instead"
+        )
     ]
 
 
@@ -367,8 +220,10 @@ def test_two_samplers_of_one_name_are_refused():
 
 def test_max_tokens_that_leave_no_room_for_a_prompt_are_refused():
     assert faults_of({"model": {"maxModelLen": 8}}) == [
-        "spec.rollout.maxTokens: value 8: leaves 0 tokens of spec.model.maxModelLen 8 for a prompt; set maxTokens below 8, raise"
-        " maxModelLen, or leave maxModelLen unset (longest prompt + maxTokens)"
+        (
+            "spec.rollout.maxTokens: value 8: leaves 0 tokens of spec.model.maxModelLen 8 for a prompt; set maxTokens below 8, raise"
+            " maxModelLen, or leave maxModelLen unset (longest prompt + maxTokens)"
+        )
     ]
 
 
@@ -387,16 +242,20 @@ def test_a_group_of_one_has_no_advantage_and_is_refused():
 def test_a_claim_template_for_several_trainers_is_refused():
     checkpoint = {"checkpoint": {"volumeClaimTemplate": {"storage": "10Gi"}}, "replicas": 2}
     assert gpu_faults_of({"trainer": checkpoint}) == [
-        "spec.trainer.checkpoint.volumeClaimTemplate: value 10Gi: makes one claim for each of 2 replicas, and the shards of a"
-        " checkpoint need one place; set claimName of a ReadWriteMany claim, or replicas: 1"
+        (
+            "spec.trainer.checkpoint.volumeClaimTemplate: value 10Gi: makes one claim for each of 2 replicas, and the shards of a"
+            " checkpoint need one place; set claimName of a ReadWriteMany claim, or replicas: 1"
+        )
     ]
 
 
 def test_two_places_for_checkpoints_are_refused():
     checkpoint = {"checkpoint": {"volumeClaimTemplate": {"storage": "10Gi"}, "claimName": "c"}}
     assert faults_of({"trainer": checkpoint}) == [
-        "spec.trainer.checkpoint.volumeClaimTemplate: value 10Gi: claimName c is set too; keep one of claimName,"
-        " volumeClaimTemplate"
+        (
+            "spec.trainer.checkpoint.volumeClaimTemplate: value 10Gi: claimName c is set too; keep one of claimName,"
+            " volumeClaimTemplate"
+        )
     ]
 
 
@@ -405,15 +264,19 @@ def test_a_volume_of_none_or_two_places_is_refused():
         {"orchestrator": {"volume": {}}, "releases": {"everySteps": 1, "volume": {"claimName": "c", "hostPath": "/r"}}}
     ) == [
         "spec.orchestrator.volume: has 0 places and needs exactly one; keep one of claimName, hostPath, volumeClaimTemplate",
-        "spec.releases.volume: value 'claimName, hostPath': has 2 places and needs exactly one; keep one of claimName, hostPath,"
-        " volumeClaimTemplate",
+        (
+            "spec.releases.volume: value 'claimName, hostPath': has 2 places and needs exactly one; keep one of claimName, hostPath,"
+            " volumeClaimTemplate"
+        ),
     ]
 
 
 def test_a_model_of_no_or_several_sources_is_refused():
     assert faults_of({"model": {"source": None}}) == [
-        "spec.model: names no model: neither path nor source is set; set source.hub.repository, source.pvc, source.hostPath or"
-        " source.builtin, or path to a local folder"
+        (
+            "spec.model: names no model: neither path nor source is set; set source.hub.repository, source.pvc, source.hostPath or"
+            " source.builtin, or path to a local folder"
+        )
     ]
     assert faults_of({"model": {"source": {"hub": {"repository": "a/b"}}}}) == [
         "spec.model.source: value 'hub, builtin': has 2 sources and needs exactly one; keep one of pvc, hostPath, hub, builtin"
@@ -449,8 +312,10 @@ def test_backend_torch_over_several_ranks_is_refused():
     assert faults_of({"trainer": trainer}) == [
         "spec.trainer.replicas: value 2: backend torch is one process on at most one GPU; set it to 1, or backend: megatron",
         "spec.trainer.gpusPerReplica: value 8: backend torch is one process on at most one GPU; set it to 1, or backend: megatron",
-        "spec.trainer.parallelism.tensor: value 2: backend torch is one process on at most one GPU; set it to 1, or backend:"
-        " megatron",
+        (
+            "spec.trainer.parallelism.tensor: value 2: backend torch is one process on at most one GPU; set it to 1, or backend:"
+            " megatron"
+        ),
         "spec.trainer.megatronArgs: value x: backend torch has no Megatron; remove it, or set backend: megatron",
     ]
 
@@ -463,23 +328,31 @@ def test_backend_megatron_without_a_gpu_is_refused():
 
 def test_gpu_transports_and_casts_without_a_gpu_are_refused():
     assert faults_of({"weightSync": {"transport": "nccl", "castBackend": "triton", "port": 8100}}) == [
-        "spec.weightSync.transport: value nccl: moves memory of GPUs, and trainer.gpusPerReplica and inference.gpusPerReplica are"
-        " 0; set transport: auto, or gloo",
-        "spec.weightSync.castBackend: value triton: runs on a GPU, and trainer.gpusPerReplica is 0; set castBackend: auto, or torch"
-        " (the same bits)",
+        (
+            "spec.weightSync.transport: value nccl: moves memory of GPUs, and trainer.gpusPerReplica and inference.gpusPerReplica are"
+            " 0; set transport: auto, or gloo"
+        ),
+        (
+            "spec.weightSync.castBackend: value triton: runs on a GPU, and trainer.gpusPerReplica is 0; set castBackend: auto, or torch"
+            " (the same bits)"
+        ),
         "spec.weightSync.port: value 8100: is the port of the trainer's own API; use another, such as 29500",
     ]
 
 
 def test_a_stop_limit_below_its_warning_is_refused():
     assert faults_of({"limits": {"mismatchKL": {"warn": "0.02", "stop": "0.01"}}}) == [
-        "spec.limits.mismatchKL.stop: value 0.01: is below warn 0.02: the job would end before it warns; set stop to 0.02 or more,"
-        " or lower warn"
+        (
+            "spec.limits.mismatchKL.stop: value 0.01: is below warn 0.02: the job would end before it warns; set stop to 0.02 or more,"
+            " or lower warn"
+        )
     ]
 
 
 def test_labels_that_the_operator_selects_by_are_refused_in_templates():
     assert faults_of({"inference": {"template": {"metadata": {"labels": {"fp8rl.dev/role": "x", "team": "a"}}}}}) == [
-        "spec.inference.template.metadata.labels.fp8rl.dev/role: value x: the operator finds its own pods by this label; use a"
-        " label outside fp8rl.dev/ and app.kubernetes.io/"
+        (
+            "spec.inference.template.metadata.labels.fp8rl.dev/role: value x: the operator finds its own pods by this label; use a"
+            " label outside fp8rl.dev/ and app.kubernetes.io/"
+        )
     ]

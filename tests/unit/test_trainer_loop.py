@@ -14,7 +14,13 @@ from fp8rl_workers.trainer.loop import TorchTrainer
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_stop_and_resume_gives_the_state_of_the_uninterrupted_run_bit_for_bit(optimizer: str, rounding: str) -> None:
     config = make_config(
-        optimizer={"name": optimizer, "learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.1},
+        optimizer={
+            "name": optimizer,
+            "learning_rate": 1e-3,
+            "schedule": "cosine",
+            "warmup_steps": 2,
+            "weight_decay": 0.1,
+        },
         precision={"recipe": "blockwise", "rounding": rounding},
     )
     whole, first = make_trainer(config), make_trainer(config)
@@ -103,5 +109,7 @@ def test_out_of_memory_says_step_peak_and_remedies(monkeypatch: pytest.MonkeyPat
         raise torch.OutOfMemoryError("tried to allocate 3 GiB")
 
     monkeypatch.setattr(trainer, "_forward_backward", exhaust)
-    with pytest.raises(OutOfMemoryError, match=r"rank 0, step 3: out of memory, peak \d+\.\d GiB .*tokensPerMicroBatch"):
+    with pytest.raises(
+        OutOfMemoryError, match=r"rank 0, step 3: out of memory, peak \d+\.\d GiB .*tokensPerMicroBatch"
+    ):
         trainer.train(3, make_samples(4))

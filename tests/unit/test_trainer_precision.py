@@ -38,8 +38,12 @@ def test_an_explicit_recipe_holds_on_a_cpu_and_the_wire_follows_it(model: dict[s
     assert "model.layers.0.mlp.down_proj" in resolved.quantized_layers
 
 
-@pytest.mark.parametrize(("device", "recipe"), [(L40S, "blockwise"), (RTX, "mxfp8"), (RTX, "blockwise"), (L40S, "mxfp8")])
-def test_transformer_engine_s_refusals_are_ours_for_megatron(model: dict[str, Any], device: Device, recipe: str) -> None:
+@pytest.mark.parametrize(
+    ("device", "recipe"), [(L40S, "blockwise"), (RTX, "mxfp8"), (RTX, "blockwise"), (L40S, "mxfp8")]
+)
+def test_transformer_engine_s_refusals_are_ours_for_megatron(
+    model: dict[str, Any], device: Device, recipe: str
+) -> None:
     config = make_config(precision={"recipe": recipe}, backend="megatron")
     with pytest.raises(InvalidInputError, match=f"{recipe} is refused by Transformer Engine on {device.name}"):
         resolve_precision(config, model, device)
@@ -68,5 +72,7 @@ def test_layers_that_stay_bf16_stand_with_their_reason(model: dict[str, Any]) ->
 
 def test_what_the_torch_backend_does_not_do_is_refused_by_name() -> None:
     check_backend(make_config())
-    with pytest.raises(InvalidInputError, match=r"trainer\.offload: 'full' needs.*trainer\.parallelism: \{'tensor': 2\}"):
+    with pytest.raises(
+        InvalidInputError, match=r"trainer\.offload: 'full' needs.*trainer\.parallelism: \{'tensor': 2\}"
+    ):
         check_backend(make_config(offload="full", parallelism={"tensor": 2, "pipeline": 1}))

@@ -60,11 +60,15 @@ def test_all_faults_of_a_file_come_at_once_each_with_its_line(lines_of):
     assert lines_of(text) == [
         "job.yaml:11: spec.trainer.optimizer.learningRate: is required; add learningRate, for example 1e-6: Peak learning rate",
         "job.yaml:12: spec.trainer.optimizer.learningrate: value 5e-4: unknown field; did you mean learningRate?",
-        "job.yaml:13: spec.trainer.optimizer.gradClip: value 1.0: offload full updates each parameter as soon as its gradient is on"
-        " the host, before the norm of all gradients, which clipping divides by, is known; remove gradClip (unset means none), or"
-        " set offload: optimizer",
-        "job.yaml:16: spec.inference.minReplicas: value 3: is over replicas 2: the job would wait for ever; set at most 2, or more"
-        " replicas",
+        (
+            "job.yaml:13: spec.trainer.optimizer.gradClip: value 1.0: offload full updates each parameter as soon as its gradient is on"
+            " the host, before the norm of all gradients, which clipping divides by, is known; remove gradClip (unset means none), or"
+            " set offload: optimizer"
+        ),
+        (
+            "job.yaml:16: spec.inference.minReplicas: value 3: is over replicas 2: the job would wait for ever; set at most 2, or more"
+            " replicas"
+        ),
         "job.yaml:18: spec.rollout.steps: is required; add steps, for example 100: Optimizer steps of the whole job",
         "job.yaml:20: spec.rollout.batchSize: value 30: is no multiple of groupSize 4: 30 = 7 x 4 + 2; use 28 or 32",
     ]
@@ -72,12 +76,16 @@ def test_all_faults_of_a_file_come_at_once_each_with_its_line(lines_of):
 
 def test_a_file_that_is_no_yaml_is_refused_with_the_line(lines_of):
     assert lines_of("a: [1,\nb: }\n") == [
-        "job.yaml:2: is no YAML: while parsing a flow node, expected the node content, but found '}'; correct this line or the one"
-        " above"
+        (
+            "job.yaml:2: is no YAML: while parsing a flow node, expected the node content, but found '}'; correct this line or the one"
+            " above"
+        )
     ]
     assert lines_of("kind: x\n\tb: 1\n") == [
-        "job.yaml:2: is no YAML: while scanning for the next token, found character '\\t' that cannot start any token; correct this"
-        " line or the one above"
+        (
+            "job.yaml:2: is no YAML: while scanning for the next token, found character '\\t' that cannot start any token; correct this"
+            " line or the one above"
+        )
     ]
 
 
@@ -129,12 +137,18 @@ def test_duplicate_keys_are_refused_with_both_lines(lines_of):
 def test_bare_decimals_are_warned_about_since_the_api_server_refuses_them(lines_of, tmp_path):
     text = GOOD.replace('"5e-4"', "5e-4\n      gradClip: 1.0\n      betas: [0.9, '0.95']")
     assert lines_of(text) == [
-        "job.yaml:11: warning: spec.trainer.optimizer.learningRate: value 5e-4: is a bare number, and the API server takes decimals"
-        ' as strings; write "5e-4" where the job goes to a cluster',
-        "job.yaml:12: warning: spec.trainer.optimizer.gradClip: value 1.0: is a bare number, and the API server takes decimals as"
-        ' strings; write "1.0" where the job goes to a cluster',
-        "job.yaml:13: warning: spec.trainer.optimizer.betas[0]: value 0.9: is a bare number, and the API server takes decimals as"
-        ' strings; write "0.9" where the job goes to a cluster',
+        (
+            "job.yaml:11: warning: spec.trainer.optimizer.learningRate: value 5e-4: is a bare number, and the API server takes decimals"
+            ' as strings; write "5e-4" where the job goes to a cluster'
+        ),
+        (
+            "job.yaml:12: warning: spec.trainer.optimizer.gradClip: value 1.0: is a bare number, and the API server takes decimals as"
+            ' strings; write "1.0" where the job goes to a cluster'
+        ),
+        (
+            "job.yaml:13: warning: spec.trainer.optimizer.betas[0]: value 0.9: is a bare number, and the API server takes decimals as"
+            ' strings; write "0.9" where the job goes to a cluster'
+        ),
     ]
     job, _ = load(tmp_path / "job.yaml")
     assert job is not None
@@ -146,10 +160,14 @@ def test_faults_of_merged_values_point_to_where_they_are_written(lines_of):
         "  releases: {everySteps: 2, volume: {claimName: r}}\n  samplers:\n  - name: a\n    <<: *pool\n"
     )
     assert lines_of(text) == [
-        "job.yaml:14: spec.inference.engineArgs.quantization: value fp8: quantization is set by spec.precision.wire; remove it from"
-        " engineArgs",
-        "job.yaml:14: spec.samplers[0].engineArgs.quantization: value fp8: quantization is set by spec.precision.wire; remove it"
-        " from engineArgs",
+        (
+            "job.yaml:14: spec.inference.engineArgs.quantization: value fp8: quantization is set by spec.precision.wire; remove it from"
+            " engineArgs"
+        ),
+        (
+            "job.yaml:14: spec.samplers[0].engineArgs.quantization: value fp8: quantization is set by spec.precision.wire; remove it"
+            " from engineArgs"
+        ),
     ]
 
 
@@ -178,8 +196,10 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path):
 
 def test_dates_and_keys_that_are_no_strings_are_faults_and_no_crash(lines_of):
     assert lines_of(GOOD.replace("name: job", "name: 2026-11-30")) == [
-        "job.yaml:4: metadata.name: value 2026-11-30: names Services, which take lower-case letters, digits and dashes, and start"
-        " with a letter; match ^[a-z]([-a-z0-9]*[a-z0-9])?$"
+        (
+            "job.yaml:4: metadata.name: value 2026-11-30: names Services, which take lower-case letters, digits and dashes, and start"
+            " with a letter; match ^[a-z]([-a-z0-9]*[a-z0-9])?$"
+        )
     ]
     (line,) = lines_of(GOOD.replace("    steps: 4", "    steps: 4\n    7: 8"))
     assert line.startswith("job.yaml:18: spec.rollout.7: value 8: unknown field; known here: environment")
@@ -223,8 +243,10 @@ def test_a_missing_model_folder_is_refused(tmp_path):
 def test_a_folder_without_tokenizer_weights_or_config_is_refused_for_each(tmp_path):
     (tmp_path / "empty").mkdir()
     assert local_faults(tmp_path / "empty") == [
-        "spec.model.path: value T/empty: has no tokenizer: none of tokenizer.json, tokenizer.model, vocab.json; copy the tokenizer's"
-        " files there",
+        (
+            "spec.model.path: value T/empty: has no tokenizer: none of tokenizer.json, tokenizer.model, vocab.json; copy the tokenizer's"
+            " files there"
+        ),
         "spec.model.path: value T/empty: has no weights: no *.safetensors; copy the model's safetensors files there",
         "spec.model.path: value T/empty/config.json: cannot be read: No such file or directory; copy the model's config.json there",
     ]
@@ -244,16 +266,20 @@ def test_files_that_are_no_json_are_refused(tmp_path):
 
 def test_a_tokenizer_that_does_not_fit_the_embedding_is_refused(tmp_path):
     assert local_faults(model_folder(tmp_path, vocab_size=3)) == [
-        "spec.model.path: value T/model/tokenizer.json: does not fit the model: its largest token id 3 has no row in an embedding of"
-        " vocab_size 3; use the tokenizer that belongs to the model"
+        (
+            "spec.model.path: value T/model/tokenizer.json: does not fit the model: its largest token id 3 has no row in an embedding of"
+            " vocab_size 3; use the tokenizer that belongs to the model"
+        )
     ]
 
 
 def test_lengths_over_the_models_context_are_refused(tmp_path):
     folder = model_folder(tmp_path)
     assert local_faults(folder, model={"maxModelLen": 65}, rollout={"maxTokens": 64}) == [
-        "spec.model.maxModelLen: value 65: is over the model's own context, max_position_embeddings 64; set at most 64, or leave it"
-        " unset (longest prompt + maxTokens)",
+        (
+            "spec.model.maxModelLen: value 65: is over the model's own context, max_position_embeddings 64; set at most 64, or leave it"
+            " unset (longest prompt + maxTokens)"
+        ),
         "spec.rollout.maxTokens: value 64: leaves 0 tokens of the model's context 64 for a prompt; set maxTokens below 64",
     ]
 
@@ -261,8 +287,10 @@ def test_lengths_over_the_models_context_are_refused(tmp_path):
 def test_a_model_with_code_of_its_own_asks_for_trust(tmp_path):
     folder = model_folder(tmp_path, auto_map={"AutoModel": "x.Y"})
     assert local_faults(folder) == [
-        "spec.model.trustRemoteCode: value false: config.json of spec.model.path brings Python code of its own (auto_map); set"
-        " trustRemoteCode: true if you trust it"
+        (
+            "spec.model.trustRemoteCode: value false: config.json of spec.model.path brings Python code of its own (auto_map); set"
+            " trustRemoteCode: true if you trust it"
+        )
     ]
     assert local_faults(folder, model={"trustRemoteCode": True}) == []
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -111,8 +112,6 @@ async def serve(app: web.Application, host: str, port: int) -> web.AppRunner:
         await web.TCPSite(runner, host, port).start()
     except OSError as error:
         await runner.cleanup()
-        message = (
-            f"cannot listen on {host}:{port}: {error.strerror}; end the process that holds it or use another address"
-        )
+        message = f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; end the process that holds it or use another address"
         raise InvalidInputError(message) from error
     return runner

@@ -32,11 +32,11 @@ PODS_FILE = "pods.json"
 
 
 def machine_gpus() -> tuple[str, ...]:
-    """Ids of this machine's NVIDIA GPUs, as CUDA_VISIBLE_DEVICES takes them."""
+    """This machine's NVIDIA GPUs, as CUDA_VISIBLE_DEVICES takes them: by ordinal, which is not a device file's number."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         return tuple(part for part in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if part)
-    numbers = [match[1] for entry in Path("/dev").iterdir() if (match := re.fullmatch(r"nvidia(\d+)", entry.name))]
-    return tuple(sorted(numbers, key=int))
+    count = sum(bool(re.fullmatch(r"nvidia\d+", entry.name)) for entry in Path("/dev").iterdir())
+    return tuple(map(str, range(count)))
 
 
 @dataclass
@@ -117,7 +117,7 @@ class LocalCluster:
             terminating=pod.terminating,
             starting=pod.phase == "Pending",
             ip=pod.address,
-            restarts=sum(c.restarts for c in pod.init + pod.containers),
+            restarts=sum(c.restarts for c in (pod.init if pod.phase == "Pending" else pod.containers)),
             exit_code=ended.exit_code if ended else None,
             reason=pod.broken[0] or (shown.reason if shown else ""),
             message=pod.broken[1] or (shown.message if shown else ""),
@@ -166,9 +166,12 @@ class LocalCluster:
         self.event(runner.name, "Scheduled", f"on {address}")
 
     def machine(self, pod: Object) -> Machine:
-        """What this machine lends to a pod: GPUs in turn, shared when there are too few, none when there is none."""
+        """What this machine lends to a pod: GPUs in turn, shared when there are too few; all of them where it asks for none.
+
+        A job that asks for no GPU (a sample for CPUs) uses what the machine has: an engine's build for GPUs needs one.
+        """
         wanted = min(gpus_wanted(pod), len(self.gpus))
-        mine = tuple(self.gpus[(self.next_gpu + i) % len(self.gpus)] for i in range(wanted))
+        mine = tuple(self.gpus[(self.next_gpu + i) % len(self.gpus)] for i in range(wanted)) or self.gpus
         self.next_gpu += wanted
         busy = sum(item["spec"].get("replicas", 1) for (kind, _), item in self.objects.items() if kind in WORKLOADS)
         return Machine(os.environ, max(1, len(os.sched_getaffinity(0)) // max(1, busy - 1)), mine)

@@ -14,7 +14,7 @@ from pathlib import Path
 from fp8rl_operator.local import shim
 from fp8rl_operator.local.containers import Machine, Process, resolve
 from fp8rl_operator.local.probes import run_probes
-from fp8rl_operator.local.processes import MARK, PortInUseError, check_ports, kill_orphans, read_pid, tail
+from fp8rl_operator.local.processes import MARK, PortInUseError, check_ports, kill_orphans, last_words, read_pid
 from fp8rl_operator.local.volumes import FindObject, Folders, Object, make_volumes, pod_mounts
 
 SHIM = [sys.executable, "-I", "-S", shim.__file__]
@@ -175,7 +175,7 @@ class PodRunner:
         state.ready = False
         state.state, state.exit_code = "terminated", 128 - code if code < 0 else code
         state.reason = "Completed" if code == 0 else "Error"
-        state.message = state.killed_for or ("" if code == 0 else tail(log))
+        state.message = state.killed_for or last_words(state.exit_code, log)
         if not self.terminating:
             self.node.event(self.name, "Exited", f"container {state.name} ended with code {state.exit_code}")
         self.changed()
@@ -237,6 +237,7 @@ class PodRunner:
         self.task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self.task
+        await asyncio.gather(*(self.stop(state, 0.0) for state in self.init + self.containers))
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def mark(self, state: Container) -> str:

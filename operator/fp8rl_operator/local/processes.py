@@ -50,6 +50,13 @@ def tail(log: Path) -> str:
     return ""
 
 
+def last_words(code: int, log: Path) -> str:
+    """Why a container ended with `code`: what killed it, else the end of its log; empty for 0."""
+    if code == 128 + signal.SIGKILL:  # it could say nothing: its last line is about something else
+        return "killed by SIGKILL, from outside or for want of memory"
+    return tail(log) if code else ""
+
+
 def kill_orphans(mark: str, session: int) -> None:
     """Kill what is left of a container whose shim was killed. Looks again until nothing is left: processes change parents meanwhile."""
     for _ in range(ORPHAN_ROUNDS):

@@ -57,6 +57,19 @@ def model_cache(environ: dict[str, str] | None = None) -> Path:
     return Path(root) / "fp8rl"
 
 
+def owner(folder: Path) -> str | None:
+    """Process id of who runs a folder now, None if nobody does."""
+    path = folder / ".local" / "lock"
+    if not path.is_file():
+        return None
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return file.read().strip() or "?"
+    return None
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the run folder.
@@ -70,8 +83,9 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.seek(0)
-            owner = file.read().strip() or "another process"
-            raise RunFolderError(f"{folder}: is being run by process {owner}; wait for it or end it") from None
+            raise RunFolderError(
+                f"{folder}: is being run by process {file.read().strip()}; wait for it or end it"
+            ) from None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

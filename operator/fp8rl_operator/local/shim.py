@@ -21,6 +21,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 START_FAILED = 127
 KILLED = 137
+HELD = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 def prctl(option: int, value: int) -> None:
@@ -99,9 +100,9 @@ def start(argv: list[str]) -> int:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != shim:
         os._exit(KILLED)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)  # a termination that came meanwhile takes effect here
     try:
         os.execvp(argv[0], argv)  # noqa: S606 - the container's own command
     except OSError as error:
@@ -128,8 +129,7 @@ def serve(child: int, wake: int) -> int:
 def main(argv: list[str]) -> int:
     """Run one container to its end."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)

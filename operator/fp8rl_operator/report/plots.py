@@ -13,6 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from fp8rl_operator.report.records import Run
+from fp8rl_operator.report.summary import disjoint
 
 BLUE, ORANGE, GREEN, RED, GREY = "#3266ad", "#e08214", "#2f8f5b", "#c23b3b", "#8a8f98"
 STAGE_COLORS = ("#3266ad", "#7fb0e0", "#2f8f5b", "#a6d18f", "#e08214", "#f3c07b", "#8657a3", "#c9b3dc")
@@ -81,11 +82,12 @@ def staleness(axes: Axes, run: Run) -> None:
 def sync_stages(axes: Axes, run: Run) -> None:
     """Seconds of each stage of each weight sync, stacked."""
     syncs = run.of_kind("sync")
-    names = list(dict.fromkeys(name for record in syncs for name in record.stages))
+    stages = [disjoint(record.stages) for record in syncs]
+    names = list(dict.fromkeys(name for found in stages for name in found))
     positions = range(1, len(syncs) + 1)
     bottom = [0.0] * len(syncs)
     for index, name in enumerate(names):
-        height = [record.stages.get(name, 0.0) for record in syncs]
+        height = [found.get(name, 0.0) for found in stages]
         color = STAGE_COLORS[index % len(STAGE_COLORS)]
         axes.bar(positions, height, bottom=bottom, width=1.0, color=color, label=name)
         bottom = [low + more for low, more in zip(bottom, height, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Any
 
@@ -74,6 +74,16 @@ def stages(syncs: list[StepRecord]) -> dict[str, float | None]:
     """Median seconds of each stage of the syncs."""
     names = dict.fromkeys(name for record in syncs for name in record.stages)
     return {name: quantile([record.stages[name] for record in syncs if name in record.stages], 0.5) for name in names}
+
+
+def disjoint(stages: Mapping[str, float]) -> dict[str, float]:
+    """Stages that add up: `prepare` spans all but the commit, so only what no stage within it explains is left of it."""
+    if "prepare" not in stages:
+        return dict(stages)
+    inner = {name: seconds for name, seconds in stages.items() if name not in {"prepare", "commit"}}
+    rest = max(0.0, stages["prepare"] - sum(inner.values()))
+    outer = {"commit": stages["commit"]} if "commit" in stages else {}
+    return inner | {"rest of prepare": rest} | outer
 
 
 def wall_seconds(run: Run) -> float | None:

@@ -126,7 +126,7 @@ def _allowed(location: Location, info: FieldInfo | None) -> str:
 
 
 def _shallow(value: Any) -> Any:
-    """Objects and lists are not repeated in a message, only named."""
+    """Objects and lists are not repeated in a message."""
     if isinstance(value, dict):
-        return f"mapping-of-{len(value)}"
-    return f"list-of-{len(value)}" if isinstance(value, list) else value
+        return "{...}" if value else "{}"
+    return ("[...]" if value else "[]") if isinstance(value, list) else value

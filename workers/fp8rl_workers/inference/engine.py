@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
+import signal
+import sys
 from typing import Any, NoReturn
 
 import torch
@@ -24,6 +27,7 @@ from fp8rl_workers.protocol import ResolvedPrecision
 from fp8rl_workers.weights.load import Loader
 from fp8rl_workers.weights.load_reload import VllmReload
 
+PR_SET_PDEATHSIG = 1
 RESOLVED_VARIABLE = "FP8RL_RESOLVED"
 """Environment variable with the `ResolvedPrecision` that this engine was booted with, as JSON."""
 
@@ -37,6 +41,7 @@ class Fp8rlTransferEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTra
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
+        die_with_api_server()
         pod = PodEnvironment.read()
         job = EngineConfig.load(pod.config)
         resolved = ResolvedPrecision.model_validate_json(os.environ[RESOLVED_VARIABLE])
@@ -90,6 +95,12 @@ class Fp8rlTransferEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTra
 
 def _refuse_vllm_route() -> NoReturn:
     raise RuntimeError("this engine's weights come over fp8rl's own routes (/fp8rl/v1), not over vLLM's")
+
+
+def die_with_api_server() -> None:
+    """Have the kernel end this process when the one that forked it ends: a killed server leaves no engine core behind."""
+    if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError("prctl(PR_SET_PDEATHSIG) failed")
 
 
 def hidden_copies(model: nn.Module) -> dict[str, str]:

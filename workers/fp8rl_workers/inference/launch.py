@@ -21,6 +21,8 @@ SERVED_MODEL = "policy"
 OLDEST_RELEASE = (0, 26)
 CPU_BLOCK_TOKENS = 128
 MIN_KV_BYTES = 64 << 20
+SHARED_CARD_FREE = 0.1
+"""Share of a card's memory that must be free when an engine that shares it starts."""
 
 
 @dataclass(frozen=True)
@@ -107,16 +109,32 @@ def quantization(
         raise InvalidInputError("precision.quantizeAt: engine is not built in this release; use trainer")
     if holds_bf16(resolved, on_cpu=on_cpu):
         return None
-    return engine_quantization(plan_of(job, resolved, model), resolved.wire, resolved.scale_format)
+    plan = plan_of(job, resolved, model)
+    experts = sum(spec.kind == "routed_expert" and spec.module in plan.quantized for spec in plan.specs)
+    if on_cpu and experts:
+        raise InvalidInputError(
+            f"precision.wire: {resolved.wire} has {experts} quantized experts, and vLLM has no FP8 kernel for experts on a CPU; "
+            f"use wire blockwise (held in BF16 there), or list the experts in precision.ignoredLayers"
+        )
+    return engine_quantization(plan, resolved.wire, resolved.scale_format)
 
 
 def kv_bytes(job: EngineConfig, length: int, model: Mapping[str, Any]) -> int:
-    """KV cache on a CPU: every request in flight at full length, in whole blocks, and one block to spare each."""
+    """KV cache of an engine without a card of its own: every request in flight at full length, in whole blocks, and one block to spare each."""
     heads = model.get("num_key_value_heads") or model["num_attention_heads"]
     head_dim = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
     token = 2 * 2 * model["num_hidden_layers"] * heads * head_dim
     blocks = -(-length // CPU_BLOCK_TOKENS) + 1
     return int(max(MIN_KV_BYTES, (job.max_in_flight + 1) * blocks * CPU_BLOCK_TOKENS * token))
+
+
+def shared_card(job: EngineConfig, length: int, model: Mapping[str, Any]) -> dict[str, Any]:
+    """A pool that asks for no GPU of its own but finds one shares it: it takes what its requests need, no share of the card."""
+    return {
+        "enforce-eager": True,
+        "kv-cache-memory-bytes": kv_bytes(job, length, model),
+        "gpu-memory-utilization": SHARED_CARD_FREE,
+    }
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
@@ -178,6 +196,8 @@ def arguments(
         chosen |= {"enforce-eager": True, "kv-cache-memory-bytes": kv_bytes(job, length, model)}
         if job.tensor_parallel == 1:
             chosen["distributed-executor-backend"] = "uni"
+    elif job.gpus_per_replica == 0:
+        chosen |= shared_card(job, length, model)
     user = {canonical(name): value for name, value in job.engine_args.items()}
     return flags({name: value for name, value in chosen.items() if name not in user}) + flags(job.engine_args)
 

@@ -71,11 +71,13 @@ def _keep_cpu_weights() -> None:
 
 
 def _fork_cpu_core() -> None:
-    """Fork the engine core from the API server instead of spawning it: it need not import torch and vLLM a second time.
+    """Boot without importing torch and vLLM three times: fork the core from the API server, inspect the model in place.
 
-    vLLM's CPU platform asks for spawn because its thread binding is set up by environment variables that OpenMP reads when
-    it is loaded; the launcher binds no threads (`nobind`) and runs the one worker inside the core.
+    vLLM spawns the core on CPUs because its thread binding is set up by environment variables that OpenMP reads when it is
+    loaded; the launcher binds no threads (`nobind`). It inspects a model's class in a subprocess to keep CUDA out of the
+    API server; there is none.
     """
+    from vllm.model_executor.models import registry
     from vllm.platforms import current_platform
 
     platform = type(current_platform)
@@ -89,3 +91,4 @@ def _fork_cpu_core() -> None:
 
     platform.check_and_update_config = staticmethod(check_and_fork)
     platform.fp8rl_forks = True
+    registry._run_in_subprocess = lambda inspect: inspect()  # noqa: SLF001

@@ -78,7 +78,8 @@ async def superseded(parts: Parts, stop: asyncio.Event) -> None:
             progress.phase, progress.reason, progress.message = "waiting", "", ""
             return
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), SUPERSEDED_SECONDS)
+            async with asyncio.timeout(SUPERSEDED_SECONDS):
+                await stop.wait()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ the weights at once while the trainer is idle. `lock` keeps syncs and optimizer 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -20,13 +21,15 @@ from fp8rl_workers.orchestrator.dispatch import LOST, SUSPECT
 from fp8rl_workers.orchestrator.epochs import GroupView, NextAction
 from fp8rl_workers.orchestrator.records import Records
 from fp8rl_workers.orchestrator.syncing import Conductor, Outcome
-from fp8rl_workers.protocol import Epoch, EpochReport, TrainerState
+from fp8rl_workers.protocol import Epoch, EpochReport, GroupMember, TrainerState
 
 BOOT_GRACE_SECONDS = 60.0
-SHED_SECONDS = 10.0
+SHED_SECONDS = 5.0
+SHED_DOUBLINGS = 6
 SHED_AFTER_FAILURES = 2
 JOIN_SECONDS = 5.0
 MAX_ROUNDS = 8
+LOOK_SECONDS = 1.0
 
 
 class Group:
@@ -71,7 +74,7 @@ class Group:
             newest=newest,
             participants=joined,
             serving=frozenset(uid for uid, item in replicas.items() if item.serving and item.version == version),
-            unready=tuple(item.pod for item in engines if item.uid not in here),
+            unready=tuple(self._named(item) for item in engines if item.uid not in here),
             patient=newest is None and self._within_grace(bool(joined), now),
         )
 
@@ -81,10 +84,10 @@ class Group:
         while True:
             self.members.changed.clear()
             await self.settle(fresh=False)
-            try:
-                await asyncio.wait_for(self.members.changed.wait(), 1.0)
-            except TimeoutError:
-                continue
+            # asyncio.wait_for would swallow a cancellation that meets the event (Python 3.11)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self.members.changed.wait()
 
     async def settle(self, *, fresh: bool = True) -> bool:
         """Form and publish until nothing is left to do; False when something must be waited for first.
@@ -137,6 +140,10 @@ class Group:
                 continue
             if (state.version, state.digest) == (newest.version, newest.digest):
                 await self.conductor.dispatcher.serve(uid, newest.version)
+
+    def _named(self, member: GroupMember) -> str:
+        state = self.members.states.get(member.uid)
+        return f"{member.pod} ({state.error})" if state is not None and state.error else member.pod
 
     def _within_grace(self, any_ready: bool, now: float) -> bool:
         if any_ready and self._first_ready is None:
@@ -197,11 +204,12 @@ class Group:
         outcome = await self.conductor.publish(epoch, trainer.attempt, trainer.version)
         self.on_outcome(outcome)
         if outcome.committed:
-            self._failures = dict.fromkeys(outcome.sync.fenced, 1)
+            for uid in outcome.sync.committed:
+                self._failures.pop(uid, None)
             return True
         self._failed(outcome.sync)
         self.journal.save(epoch=None)
-        return False
+        return bool(outcome.sync.lost)
 
     def _failed(self, sync: machine.Sync) -> None:
         self.waiting_for = f"the weight sync to succeed: {sync.error}"
@@ -213,5 +221,6 @@ class Group:
 
     def _shed_all(self, uids: set[str]) -> None:
         for uid in uids:
-            self._shed[uid] = time.monotonic() + SHED_SECONDS
+            doublings = min(self._failures.get(uid, 0), SHED_DOUBLINGS)
+            self._shed[uid] = time.monotonic() + SHED_SECONDS * 2**doublings
             self.conductor.dispatcher.fence(uid, "shed from the weight-sync group")

@@ -74,7 +74,7 @@ class Loop:
             await self._evaluate()
         parts.rollouts.paused = False
         parts.rollouts.wake()
-        self._last_step_end = time.monotonic()
+        self._last_step_end = parts.rollouts.counts.since = time.monotonic()
 
     def _go_on_from(self, found: Resume) -> None:
         parts, progress = self.parts, self.parts.progress

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import aiohttp
 
-from fp8rl_workers.errors import NotYetError, StaleError, WorkerError
-from fp8rl_workers.orchestrator.client import Engine, PeerLostError, Trainer
+from fp8rl_workers.errors import WorkerError
+from fp8rl_workers.orchestrator.client import Engine, EngineReleaseError, PeerLostError, Trainer
 from fp8rl_workers.orchestrator.epochs import trainers_of
 from fp8rl_workers.protocol import EngineState, GroupDocument, GroupMember, ResolvedPrecision, TrainerState
 
@@ -47,6 +47,8 @@ class Members:
         self._on_lost = on_lost
         self._asked = 0
         self._answered = 0
+        self._numbers: dict[str, int] = {}
+        self._newest: dict[str, int] = {}
         self._misses: dict[str, int] = {}
         self._heard: dict[str, float] = {}
         self._checked: set[str] = set()
@@ -132,6 +134,7 @@ class Members:
         engine = self.engines.get(member.uid)
         if engine is None:
             return
+        number = self._numbers[member.uid] = self._numbers.get(member.uid, 0) + 1
         try:
             state = await engine.state()
             if state.phase == "waiting" and self.resolved is not None:
@@ -139,17 +142,21 @@ class Members:
             if state.phase == "serving" and member.uid not in self._checked:
                 await engine.check_release(state.release)
                 self._checked.add(member.uid)
+                state = await engine.state()  # making its schema takes an engine seconds
         except PeerLostError as error:
             self._miss(member, refused=not error.late)
-        except (StaleError, NotYetError) as error:
+        except EngineReleaseError:
+            raise
+        except WorkerError as error:
             log.debug("%s: %s", member.pod, error)
             self._miss(member, refused=False)
         else:
-            self._seen(member, state)
+            self._seen(member, state, number)
 
-    def _seen(self, member: GroupMember, state: EngineState) -> None:
-        if member.uid not in self.engines:
-            return
+    def _seen(self, member: GroupMember, state: EngineState, number: int) -> None:
+        if member.uid not in self.engines or number < self._newest.get(member.uid, 0):
+            return  # an answer that was overtaken by a later one is old
+        self._newest[member.uid] = number
         self._misses[member.uid] = 0
         self._heard[member.uid] = time.monotonic()
         if state.phase != "serving" and member.uid in self._served:

@@ -1,6 +1,7 @@
 """The orchestrator's files: `metrics.jsonl` (protocol.StepRecord), `rollouts.jsonl`, `events.jsonl`. Appended and flushed.
 
-The rollout dump holds the first DUMPED_SAMPLES samples of each step; a file over DUMP_BYTES is set aside as `.1`, so the
+Lines are appended by one system call; what a killed process left of a line is cut off by the next one, so that every line is
+whole. The rollout dump holds the first DUMPED_SAMPLES samples of each step; a file over DUMP_BYTES is set aside as `.1`, so the
 dump never takes more than twice that.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,6 +29,8 @@ class Records:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        for name in ("metrics.jsonl", "rollouts.jsonl"):
+            mend(folder / name)
 
     def metrics(self, record: StepRecord) -> None:
         """One line of metrics."""
@@ -46,5 +50,16 @@ class Records:
         self._append(path.name, [json.dumps(line) for line in list(lines)[:DUMPED_SAMPLES]])
 
     def _append(self, name: str, lines: list[str]) -> None:
-        with (self.folder / name).open("a", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
+        with (self.folder / name).open("ab", buffering=0) as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
+
+
+def mend(path: Path) -> None:
+    """Cut off a last line without its end."""
+    if not path.exists() or not path.stat().st_size:
+        return
+    with path.open("rb+") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)

@@ -11,6 +11,11 @@ from fp8rl_workers.orchestrator.status import build_status
 from fp8rl_workers.protocol import GroupDocument
 
 
+def same_members(known: GroupDocument | None, document: GroupDocument) -> bool:
+    """Whether a document says what is known already (its generation grows all the same)."""
+    return known is not None and known.model_copy(update={"generation": document.generation}) == document
+
+
 def build_app(parts: Parts, token: str) -> web.Application:
     """The application; ready as soon as it answers (what is waited for stands in the status)."""
 
@@ -18,7 +23,8 @@ def build_app(parts: Parts, token: str) -> web.Application:
         document = await read_record(request, GroupDocument)
         if document.job_uid != parts.config.uid:
             raise StaleError(f"group document of job {document.job_uid}, this is job {parts.config.uid}")
-        if parts.members.accept(document):
+        known = parts.journal.data.document
+        if parts.members.accept(document) and not same_members(known, document):
             parts.journal.save(document=document)
         return record_response(build_status(parts))
 

@@ -21,6 +21,7 @@ from fp8rl_workers.orchestrator.members import Members
 from fp8rl_workers.protocol import CommitReport, Decision, Epoch, SyncReport, SyncRequest
 
 RETRY_SECONDS = 0.2
+LOOK_SECONDS = 1.0
 
 
 @dataclass
@@ -57,17 +58,31 @@ class Conductor:
         request = self._begin(epoch, attempt, known_version)
         started = time.monotonic()
         outcome = Outcome(machine.begin(request, epoch.members))
-        event: machine.Event
-        try:
-            outcome.report = await trainer.sync(request)
-            event = machine.Prepared(outcome.report)
-        except WorkerError as error:
-            event = machine.PrepareFailed(str(error))
+        events = await self._prepare(outcome, trainer)
         prepared = time.monotonic()
-        gone = [member.uid for member in outcome.sync.members if self.members.is_lost(member.uid)]
-        await self._drive(outcome, trainer, [*map(machine.Lost, gone), event])
+        await self._drive(outcome, trainer, events)
         self._finish(outcome, started, prepared)
         return outcome
+
+    async def _prepare(self, outcome: Outcome, trainer: Trainer) -> list[machine.Event]:
+        """The events of the prepare phase. A member lost meanwhile ends it at once: the others may wait for its bytes."""
+        post = asyncio.create_task(trainer.sync(outcome.sync.request))
+        try:
+            while not (await asyncio.wait({post}, timeout=LOOK_SECONDS))[0]:
+                await self.members.poll()
+                if gone := self._gone(outcome.sync):
+                    await self._tell(trainer, machine.decision_of(outcome.sync.request, committed=False))
+                    pods = ", ".join(member.pod for member in outcome.sync.members if member.uid in gone)
+                    return [*map(machine.Lost, gone), machine.PrepareFailed(f"{pods} was lost while it prepared")]
+            outcome.report = post.result()
+        except WorkerError as error:
+            return [machine.PrepareFailed(str(error))]
+        finally:
+            post.cancel()
+        return [*map(machine.Lost, self._gone(outcome.sync)), machine.Prepared(outcome.report)]
+
+    def _gone(self, sync: machine.Sync) -> list[str]:
+        return [member.uid for member in sync.members if self.members.is_lost(member.uid)]
 
     async def recover(self, found: machine.Recovery, seconds: float) -> None:
         """Carry out what a restarted orchestrator owes to a sync that it left behind."""

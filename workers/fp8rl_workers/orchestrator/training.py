@@ -75,7 +75,7 @@ class Training:
             JobFailedError: the step failed for good.
         """
         async with self.parts.group.lock:
-            write_synced(self._pending_path, request.model_dump_json().encode())
+            await asyncio.to_thread(self._keep, request)
             while True:
                 try:
                     result = await self._post(request)
@@ -86,7 +86,7 @@ class Training:
                 except TrainerMovedError:
                     raise
                 except WorkerError as error:
-                    raise JobFailedError(error.reason, str(error)) from error
+                    raise await self._failure(error) from error
                 else:
                     self.step = result.step
                     await self.parts.members.poll()
@@ -106,6 +106,14 @@ class Training:
         finally:
             post.cancel()
         return post.result()
+
+    async def _failure(self, error: WorkerError) -> JobFailedError:
+        """The trainer's own words where it has failed for good, else its refusal."""
+        await self.parts.members.poll()
+        state = self.parts.members.trainer_state
+        if state is not None and state.phase == "failed":
+            return failure_of(state)
+        return JobFailedError(error.reason, str(error))
 
     async def _settled_trainer(self) -> TrainerState:
         members = self.parts.members
@@ -146,6 +154,9 @@ class Training:
                 parts.records.event("SyncRecovered", f"version {found.decision.version} {verb}")
                 await parts.group.conductor.recover(found, seconds)
         parts.group.enabled.set()
+
+    def _keep(self, request: StepRequest) -> None:
+        write_synced(self._pending_path, request.model_dump_json().encode())
 
     def _pending(self) -> StepRequest | None:
         if not self._pending_path.exists():

@@ -7,17 +7,31 @@ import logging
 import signal
 import sys
 
+from pydantic import ValidationError
+
 from fp8rl_workers.config import TRAINER_PORT, PodEnvironment, TrainerConfig
-from fp8rl_workers.errors import WorkerError
-from fp8rl_workers.http import serve
+from fp8rl_workers.errors import InvalidInputError, WorkerError
+from fp8rl_workers.http import serve, validation_text
 from fp8rl_workers.metrics import TRAINER_METRICS, WorkerMetrics
 from fp8rl_workers.trainer.server import trainer_app
 from fp8rl_workers.trainer.service import TrainerService
 
 
+def read_config(pod: PodEnvironment) -> TrainerConfig:
+    """The config that the operator wrote.
+
+    Raises:
+        InvalidInputError: every field that is unknown, missing or out of range.
+    """
+    try:
+        return TrainerConfig.load(pod.config)
+    except ValidationError as error:
+        raise InvalidInputError(f"{pod.config}: {validation_text(error)}") from error
+
+
 async def run(pod: PodEnvironment) -> None:
     """Serve until SIGTERM or SIGINT."""
-    config = TrainerConfig.load(pod.config)
+    config = read_config(pod)
     metrics = WorkerMetrics(TRAINER_METRICS)
     service = TrainerService(config, pod, metrics)
     stop = asyncio.Event()

@@ -27,6 +27,7 @@ import torch
 from fp8rl_workers.config import Record, TrainerConfig
 from fp8rl_workers.errors import InvalidInputError, StaleError
 from fp8rl_workers.protocol import StepResult
+from fp8rl_workers.trainer.model_files import model_digest
 
 NAME = re.compile(r"step-(\d+)-(\d+)")
 
@@ -43,10 +44,10 @@ class Meta(Record):
 
 
 def identity(config: TrainerConfig) -> dict[str, str]:
-    """The fields that make two runs the same run; steps, intervals and limits may change between them."""
+    """The fields that make two runs the same run; steps, intervals, limits and the model's place may change between them."""
     return {
         "job uid": config.uid,
-        "model.path": config.model_path,
+        "config.json of model.path": model_digest(Path(config.model_path)),
         "seed": str(config.seed),
         "precision": config.precision.model_dump_json(),
         "trainer.backend": config.backend,

@@ -92,6 +92,22 @@ def wire_format(config: TrainerConfig, facts: Facts) -> WireFormat:
     return WireFormat(form, facts.resolved.scale_format, plan.weights(), config.weight_sync.bucket_bytes)
 
 
+def open_checkpoints(config: TrainerConfig, pod: PodEnvironment) -> CheckpointStore:
+    """The job's checkpoints, for writing.
+
+    Raises:
+        InvalidInputError: the volume cannot be written.
+        StaleError: a later attempt has begun.
+    """
+    folder = pod.state_dir / "checkpoints"
+    try:
+        return CheckpointStore(folder, pod.attempt, config.checkpoint.keep)
+    except OSError as error:
+        raise InvalidInputError(
+            f"trainer.checkpoint: cannot write to {folder}: {error.strerror}; mend the volume"
+        ) from error
+
+
 def load(config: TrainerConfig, pod: PodEnvironment, facts: Facts) -> Loaded:
     """Load the model, and the current checkpoint if there is one.
 
@@ -102,7 +118,7 @@ def load(config: TrainerConfig, pod: PodEnvironment, facts: Facts) -> Loaded:
         NonFiniteError: a weight is NaN or infinite.
     """
     folder = Path(config.model_path)
-    checkpoints = CheckpointStore(pod.state_dir / "checkpoints", pod.attempt, config.checkpoint.keep)
+    checkpoints = open_checkpoints(config, pod)
     found = checkpoints.load(identity(config))
     torch.manual_seed(config.seed)
     try:

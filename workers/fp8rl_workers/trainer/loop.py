@@ -102,7 +102,9 @@ class TorchTrainer:
             totals = self._forward_backward(batches, num_loss)
             computed = time.monotonic()
             timing = self.apply(step, totals.gradients)
-        except (torch.OutOfMemoryError, MemoryError) as error:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             raise out_of_memory(step, error) from error
         metrics = batch_metrics(batches, totals, num_loss) | timing
         metrics["forward_backward_seconds"] = computed - start
@@ -220,6 +222,11 @@ def peak_flops() -> float | None:
         return None
     name = torch.cuda.get_device_name()
     return next((flops for card, flops in PEAK_FLOPS.items() if card in name), None)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory has run out; torch has a class for that on devices, a text only on a CPU."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 
 def out_of_memory(step: int, error: BaseException) -> OutOfMemoryError:

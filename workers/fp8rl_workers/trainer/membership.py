@@ -8,6 +8,8 @@ that is stuck in it.
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -18,6 +20,8 @@ from fp8rl_workers.protocol import Decision, Epoch, EpochReport, SyncReport, Syn
 from fp8rl_workers.trainer.publish import WeightSource, WireFormat, publish
 from fp8rl_workers.trainer.versions import VersionCounter
 from fp8rl_workers.weights.group import Group, JoinError, StoreHost, join_group
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -45,6 +49,7 @@ class Membership:
         self._epoch: Epoch | None = None
         self._joining: asyncio.Task[EpochReport] | None = None
         self._group: Group | None = None
+        self._give_up = threading.Event()
         self._offers = 0
         self._sync: RunningSync | None = None
 
@@ -60,8 +65,7 @@ class Membership:
         if self._epoch is not None and epoch.epoch <= self._epoch.epoch:
             raise StaleError(f"epoch {epoch.epoch} is not after epoch {self._epoch.epoch}, which this trainer is in")
         rank = self._rank_in(epoch)
-        if self._group is not None:
-            self._group.close()
+        self._leave()
         self._epoch, self._group, self._offers, self._sync = epoch, None, 0, None
         self._joining = asyncio.create_task(self._join(epoch, rank))
         return await asyncio.shield(self._joining)
@@ -99,17 +103,25 @@ class Membership:
 
     def close(self) -> None:
         """Leave the group and stop listening."""
-        if self._group is not None:
-            self._group.close()
+        self._leave()
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._store.close()
 
+    def _leave(self) -> None:
+        """Free the thread from the epoch, whether it joins, publishes or waits."""
+        if self._group is not None:
+            self._group.close()
+        self._give_up.set()
+        self._give_up = threading.Event()
+
     async def _join(self, epoch: Epoch, rank: int) -> EpochReport:
-        host = self._store if rank == 0 else None
-        arguments = (epoch, rank, self._pod.pod_uid, self._pod.pod_ip, host)
-        loop = asyncio.get_running_loop()
+        host, give_up = self._store if rank == 0 else None, self._give_up
+
+        def work() -> Group:
+            return join_group(epoch, rank, self._pod.pod_uid, self._pod.pod_ip, host, give_up=give_up)
+
         try:
-            group = await loop.run_in_executor(self._thread, join_group, *arguments)
+            group = await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except JoinError as error:
             missing = [member.pod for member in epoch.members if set(member.ranks) & set(error.missing)]
             joined = [member.pod for member in epoch.members if member.pod not in missing]
@@ -124,7 +136,11 @@ class Membership:
         self, group: Group, offer: int, request: SyncRequest, source: WeightSource, form: WireFormat
     ) -> SyncReport:
         def work() -> SyncReport:
-            self.versions.take(request.version)
+            try:
+                self.versions.take(request.version)
+            except OSError as error:
+                message = f"version {request.version} cannot be recorded in {self._pod.state_dir}: {error.strerror}; mend the volume"
+                raise SyncError(message) from error
             return publish(group, offer, request, attempt=self._pod.attempt, source=source, form=form)
 
         try:
@@ -136,6 +152,7 @@ class Membership:
             self._metrics.sync_failures.inc()
         for stage, seconds in report.stages.items():
             self._metrics.sync_stage.labels(stage).observe(seconds)
+        log.info("%s", summary(report))
         return report
 
     def _usable_group(self, request: SyncRequest) -> Group:
@@ -168,3 +185,11 @@ class Membership:
 
     def _epoch_name(self) -> str:
         return "no epoch" if self._epoch is None else f"epoch {self._epoch.epoch}"
+
+
+def summary(report: SyncReport) -> str:
+    """One line about a sync."""
+    failed = [f"rank {member.rank}: {member.error}" for member in report.members if member.state == "failed"]
+    outcome = f"failed on {'; '.join(failed)}" if failed else f"prepared on {len(report.members)} ranks"
+    seconds = sum(report.stages.values())
+    return f"sync {report.sync_id}, version {report.version} of step {report.step}: {outcome}, {report.wire_bytes} bytes in {seconds:.3f} s"

@@ -67,6 +67,12 @@ def tokenizer_digest(folder: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def model_digest(folder: Path) -> str:
+    """First 12 hex characters of the SHA-256 of `config.json`; each pod sees the model under a path of its own. "" without it."""
+    path = folder / "config.json"
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else ""
+
+
 def tokenizer_fault(folder: Path, vocabulary: int) -> str:
     """Why the tokenizer does not fit the model, or ""."""
     try:

@@ -202,6 +202,15 @@ class TrainerService:
         self._progress.last_result = result
         self._metrics.record(result.metrics)
         self._metrics.step.set(request.step)
+        log.info(
+            "step %d: loss %.4f, entropy %.3f, mismatch KL %.2e, %d loss tokens in %.3f s",
+            request.step,
+            metrics["loss"],
+            metrics["entropy"],
+            metrics["mismatch_kl"],
+            metrics["loss_tokens"],
+            result.metrics["train_seconds"],
+        )
         return result
 
     def _is_checkpoint_step(self, step: int) -> bool:

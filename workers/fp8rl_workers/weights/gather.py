@@ -1,9 +1,10 @@
-"""The trainer's side for a plain module: each tensor of the checkpoint as a view of the parameter that holds it.
+"""The trainer's side for a plain module: each tensor of the checkpoint out of the parameter that holds it.
 
 The order is that of the model spec, the same in every run and process. Tied weights come once, under the embedding's name.
 transformers keeps the experts of a layer stacked (`mlp.experts.gate_up_proj` [E, 2I, H], `mlp.experts.down_proj` [E, H, I]);
-they come as each expert's own projections, as in a checkpoint. Only views: nothing is copied, and the module must not be
-stepped while they are in use. The module holds the BF16 weights that it computes with; another dtype is refused.
+they come as each expert's own projections, as in a checkpoint. What comes is BF16, the weight that the trainer computes with:
+of BF16 parameters a view, of fp32 masters their rounding, one tensor at a time and never a whole copy. The parameters must
+not be stepped while the iterator is in use.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def plan_sources(parameters: Mapping[str, Sequence[int]], config: Mapping[str, A
         config: the model's `config.json`.
 
     Raises:
-        InvalidModelError: all tensors without a parameter, and all parameters that are no tensor of the family, at once.
+        InvalidModelError: all tensors without a parameter or of another shape, and all parameters that are no tensor of the
+            family, at once.
     """
     found: dict[str, Source] = {}
     faults: list[str] = []
@@ -62,6 +64,10 @@ def plan_sources(parameters: Mapping[str, Sequence[int]], config: Mapping[str, A
             found[spec.name] = stacked
         else:
             faults.append(f"{spec.name} has no parameter")
+            continue
+        shape = _shape_at(parameters[found[spec.name].parameter], found[spec.name].index)
+        if shape != spec.shape:
+            faults.append(f"{spec.name} has shape {list(shape)}, but config.json says {list(spec.shape)}")
     used = {source.parameter for source in found.values()}
     faults += [f"parameter {name} is no tensor of this family" for name in parameters if name not in used]
     if faults:
@@ -69,24 +75,20 @@ def plan_sources(parameters: Mapping[str, Sequence[int]], config: Mapping[str, A
     return found
 
 
-def gather(module: torch.nn.Module, config: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """HF name and BF16 view of each tensor, in the order in which they travel.
+def _shape_at(shape: Sequence[int], index: tuple[int | slice, ...]) -> tuple[int, ...]:
+    """Shape of a tensor of `shape` at `index`."""
+    kept = [len(range(*at.indices(size))) for at, size in zip(index, shape, strict=False) if isinstance(at, slice)]
+    return (*kept, *shape[len(index) :])
 
-    Raises:
-        InvalidModelError: see `plan_sources`; or a shape that `config.json` does not give; or a dtype other than BF16.
+
+def gather(parameters: Mapping[str, torch.Tensor], sources: Mapping[str, Source]) -> Iterator[tuple[str, torch.Tensor]]:
+    """HF name and BF16 weight of each tensor, in the order of `sources` (`plan_sources`).
+
+    Args:
+        parameters: BF16 parameters, or their fp32 masters.
+        sources: where each tensor stands.
     """
     import torch
 
-    parameters = dict(module.named_parameters())
-    sources = plan_sources({name: p.shape for name, p in parameters.items()}, config)
-    shapes = {spec.name: spec.shape for spec in tensor_specs(config)}
     for name, source in sources.items():
-        view = parameters[source.parameter].detach()[source.index]
-        if tuple(view.shape) != shapes[name]:
-            raise InvalidModelError(f"{name}: shape {list(view.shape)}, but config.json says {list(shapes[name])}")
-        if view.dtype != torch.bfloat16:
-            raise InvalidModelError(
-                f"{name}: the module holds {view.dtype}; what is published is the BF16 weight that it computes with, "
-                "so load it in bfloat16 and keep fp32 masters in the optimizer"
-            )
-        yield name, view
+        yield name, parameters[source.parameter].detach()[source.index].to(torch.bfloat16)

@@ -33,6 +33,7 @@ IDLE_POLL_SECONDS = 0.02
 IDLE_AFTER_SECONDS = 1.0
 CONNECT_RETRY_SECONDS = 0.1
 ABORT_GRACE_SECONDS = 1.0
+GO_GRACE_SECONDS = 5.0
 STORE_TIMEOUT = timedelta(seconds=10)
 
 T = TypeVar("T")
@@ -87,13 +88,14 @@ class StoreHost:
 class Group:
     """One rank's membership of one epoch. Made by `join_group`; every method may be called from any thread."""
 
-    def __init__(self, epoch: Epoch, rank: int, store: Store, host: StoreHost | None) -> None:
+    def __init__(self, epoch: Epoch, rank: int, store: Store, host: StoreHost | None, give_up: threading.Event) -> None:
         self.epoch = epoch
         self.rank = rank
         self.closed = False
         self.wire: Wire
         self._store = store
         self._host = host
+        self._give_up = give_up
         self._current: int | None = None
         self._lock = threading.Lock()
 
@@ -197,7 +199,7 @@ class Group:
             self._set("go", f"ranks {missing} are missing" if missing else "ok")
             word, names = self._peek("go") or "", missing
         else:
-            word, names = self._wait("go", until(deadline)) or "rank 0 has not said go", [0]
+            word, names = self._wait("go", until(deadline) + GO_GRACE_SECONDS) or "rank 0 has not said go", [0]
         if word != "ok":
             raise JoinError(
                 f"epoch {self.epoch.epoch} did not form within {self.epoch.timeout_seconds:g} s: {word}", names
@@ -205,9 +207,10 @@ class Group:
 
     def _stop_reason(self) -> str:
         current = self._current
-        if self.closed:
-            return f"epoch {self.epoch.epoch} is closed"
-        return "" if current is None else self.aborted(current)
+        try:
+            return "" if current is None else self.aborted(current)
+        except SyncError as error:
+            return str(error)
 
     def _set(self, key: str, value: str) -> None:
         self._call(lambda: self._store.set(key, value))
@@ -227,7 +230,7 @@ class Group:
         return text
 
     def _call(self, operation: Callable[[], T]) -> T:
-        if self.closed:
+        if self.closed or self._give_up.is_set():
             raise SyncError(f"epoch {self.epoch.epoch} is closed on this rank")
         try:
             return operation()
@@ -243,7 +246,7 @@ def until(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
 
 
-def connect_store(epoch: Epoch, deadline: float) -> Store:
+def connect_store(epoch: Epoch, deadline: float, give_up: threading.Event) -> Store:
     """A connection of its own to the epoch's store, tried again until `deadline`: the trainer may still be starting.
 
     Raises:
@@ -254,7 +257,7 @@ def connect_store(epoch: Epoch, deadline: float) -> Store:
         try:
             client = TCPStore(epoch.store_host, epoch.store_port, None, False, patience, wait_for_workers=False)
         except DistError as error:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or give_up.is_set():
                 place = f"{epoch.store_host}:{epoch.store_port}"
                 raise JoinError(f"no store answers at {place} within {epoch.timeout_seconds:g} s", [0]) from error
             time.sleep(CONNECT_RETRY_SECONDS)
@@ -262,7 +265,15 @@ def connect_store(epoch: Epoch, deadline: float) -> Store:
             return PrefixStore(store_prefix(epoch.job_uid, epoch.epoch), client)
 
 
-def join_group(epoch: Epoch, rank: int, uid: str, address: str, host: StoreHost | None = None) -> Group:
+def join_group(
+    epoch: Epoch,
+    rank: int,
+    uid: str,
+    address: str,
+    host: StoreHost | None = None,
+    *,
+    give_up: threading.Event | None = None,
+) -> Group:
     """Join an epoch; blocks for at most about `epoch.timeout_seconds`. Close the group of the epoch before it first.
 
     Args:
@@ -271,6 +282,7 @@ def join_group(epoch: Epoch, rank: int, uid: str, address: str, host: StoreHost 
         uid: UID of this pod; a rank belongs to one pod.
         address: The pod's own address to bind to.
         host: The store's server, in the trainer's rank 0.
+        give_up: Set by another thread to leave: the join, or any later call, ends with a SyncError.
 
     Raises:
         JoinError: ranks are missing (`missing`), or there is no store.
@@ -278,7 +290,8 @@ def join_group(epoch: Epoch, rank: int, uid: str, address: str, host: StoreHost 
         WireError: all signed in, but not all connected.
     """
     deadline = time.monotonic() + epoch.timeout_seconds
-    group = Group(epoch, rank, connect_store(epoch, deadline), host)
+    event = give_up or threading.Event()
+    group = Group(epoch, rank, connect_store(epoch, deadline, event), host, event)
     try:
         group.sign_in(uid)
         group.await_start(deadline)

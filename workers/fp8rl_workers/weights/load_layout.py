@@ -61,7 +61,7 @@ class Layout:
         return all(
             _same_bits(
                 _strided(targets[block.storage], block.dst, block.dst_stride, block),
-                _strided(flat, block.src, block.src_stride, block).to(targets[block.storage].dtype),
+                _strided(flat, block.src, block.src_stride, block).to(targets[block.storage]),
             )
             for block in self.blocks.get(name, [])
         )
@@ -88,7 +88,7 @@ def storages_of(model: nn.Module) -> list[tuple[str, Tensor]]:
         if storage.nbytes() == 0 or storage.data_ptr() in found:
             continue
         count = storage.nbytes() // tensor.element_size()
-        flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (count,), (1,))  # type: ignore[call-overload]
+        flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (count,), (1,))
         found[storage.data_ptr()] = (name, flat)
     return list(found.values())
 
@@ -143,7 +143,7 @@ def _same_bits(left: Tensor, right: Tensor) -> bool:
 def _negative(tensor: Tensor) -> Tensor:
     """Another input of the same kind whose bytes differ in every element: the top bit flipped."""
     bits = _bits(tensor)
-    top = torch.full((), 0x80, dtype=torch.uint8) if bits.dtype == torch.uint8 else torch.iinfo(bits.dtype).min
+    top = 0x80 if bits.dtype == torch.uint8 else torch.iinfo(bits.dtype).min
     return (bits ^ top).view(tensor.dtype)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,16 +110,37 @@ def missing_weights(model: nn.Module, offered: set[str]) -> list[str]:
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    tied = tied_storages(model)
     faults = []
     for path, layer in model.named_modules():
         info = get_layerwise_info(layer)
         if isinstance(layer, Attention) or not info.can_load() or not dict(layer.named_parameters(recurse=False)):
+            continue
+        if info.load_numel == 0 and storages_held(info) <= tied:
             continue
         if info.load_numel == 0 and (info.load_numel_total or 0) > 0:
             faults += [f"{name}: not offered" for name in shard_names(path, packed, layer)]
         elif info.load_numel < (info.load_numel_total or 0):
             faults += [f"{name}: not offered" for name in shard_names(path, packed, layer) if name not in offered]
     return faults
+
+
+def storages_held(info: Any) -> set[int]:
+    """Addresses of the parameters that a layer had when the reload started."""
+    parameters, _ = info.kernel_tensors
+    return {parameter.untyped_storage().data_ptr() for parameter in parameters.values()}
+
+
+def tied_storages(model: nn.Module) -> set[int]:
+    """Storages that two layers hold (a tied lm_head): loaded through either one, both have them."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    counts: Counter[int] = Counter()
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load() and info.kernel_tensors is not None:
+            counts.update(storages_held(info))
+    return {storage for storage, count in counts.items() if count > 1}
 
 
 def shard_names(path: str, packed: dict[str, list[str]], layer: nn.Module) -> list[str]:
