@@ -180,7 +180,8 @@ def waited_for(job: FP8RLJob, memory: Memory, seen: Observed) -> Waiting:
         pods = seen.of_role(role, memory.attempt)
         troubled = next((pod for pod in pods if pod.message and not pod.ready), None)
         if troubled is not None:
-            return Waiting(names.WAITING_FOR_PODS, f"pod {troubled.name}: {troubled.reason}: {troubled.message}")
+            words = ": ".join(filter(None, (f"pod {troubled.name}", troubled.reason, troubled.message)))
+            return Waiting(names.WAITING_FOR_PODS, words)
         started = sum(not pod.starting for pod in pods)
         if started < (job.spec.inference.min_replicas if role == names.INFERENCE else count):
             reason = (

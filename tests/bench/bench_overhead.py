@@ -21,7 +21,7 @@ from support import SAMPLE, finish, place
 
 FP8RL = Path(sys.executable).with_name("fp8rl")
 MEGABYTE = 1e6
-SAMPLE_SECONDS = 0.5
+SAMPLE_SECONDS = 0.3
 LIMIT_MB = 150
 LIMIT_SECONDS = 0.3
 HEAVY = ("fp8rl_workers.trainer", "fp8rl_workers.inference", "vllm", "VLLM", "fp8rl_workers.models.prepare")
@@ -52,7 +52,7 @@ def role_of(pid: int) -> str:
     """Which part of the job a process is; empty for engines, trainer and their preparation."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     if "shim.py" in words:
-        return "shims"
+        return "parents of containers"
     if "fp8rl_workers.orchestrator" in words:
         return "orchestrator"
     if "fp8rl_operator.report" in words:
@@ -86,23 +86,24 @@ def weigh(root: int) -> dict[str, dict[str, float]]:
 
 
 def run_and_weigh(out: Path, steps: int) -> dict[str, Any]:
-    """A real run; the heaviest moment.
+    """A real run; the heaviest moment while it trains, and while its report is drawn at the end.
 
     Raises:
         subprocess.CalledProcessError: the run failed.
     """
     command = [str(FP8RL), "run", str(SAMPLE), "--out", str(out / "overhead"), "--set", f"spec.rollout.steps={steps}"]
     process = subprocess.Popen(command)
-    peak: dict[str, Any] = {"pss_mb": 0.0, "roles": {}}
+    peaks: dict[str, Any] = {phase: {"pss_mb": 0.0} for phase in ("running", "reporting")}
     while process.poll() is None:
         roles = weigh(process.pid)
-        total = sum(role["pss_mb"] for role in roles.values())
-        if total > peak["pss_mb"]:
-            peak = {"pss_mb": total, "roles": roles}
+        phase = "reporting" if "report" in roles else "running"
+        sums = {unit: sum(role[unit] for role in roles.values()) for unit in ("pss_mb", "rss_mb")}
+        if sums["pss_mb"] > peaks[phase]["pss_mb"]:
+            peaks[phase] = sums | {"roles": roles}
         time.sleep(SAMPLE_SECONDS)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
-    return peak | {"rss_mb": sum(role["rss_mb"] for role in peak["roles"].values())}
+    return peaks
 
 
 def help_seconds(times: int = 10) -> list[float]:
@@ -123,9 +124,9 @@ def main() -> int:
     parser.add_argument("--save", action="store_true", help="write results/overhead.json")
     arguments = parser.parse_args()
     seconds = median(help_seconds())
-    peak = run_and_weigh(arguments.out, arguments.steps)
-    met = peak["pss_mb"] < LIMIT_MB and seconds < LIMIT_SECONDS
-    result = {"steps": arguments.steps, "help_seconds_p50": seconds, "overhead": peak, "met": met}
+    peaks = run_and_weigh(arguments.out, arguments.steps)
+    met = all(peak["pss_mb"] < LIMIT_MB for peak in peaks.values()) and seconds < LIMIT_SECONDS
+    result = {"steps": arguments.steps, "help_seconds_p50": seconds, "memory": peaks, "met": met}
     finish("overhead", place() | result, save=arguments.save)
     return 0 if met else 1
 

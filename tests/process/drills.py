@@ -41,12 +41,14 @@ class RealRun:
     def __init__(self, out: Path) -> None:
         self.out = out
         self.log = out.with_name(f"{out.name}.log")
+        self.manifest = out.with_name("job.yaml")
+        self.manifest.write_text(SAMPLE.read_text())
         self.process: subprocess.Popen[bytes] | None = None
         self.times: dict[str, float] = {}
 
     def start(self, *more: str, **settings: Any) -> None:
         """Start; `settings` are dotted paths below `spec` with `__` for the dot."""
-        words = [str(Path(sys.executable).with_name("fp8rl")), "run", str(SAMPLE), "--out", str(self.out), *more]
+        words = [str(Path(sys.executable).with_name("fp8rl")), "run", str(self.manifest), "--out", str(self.out), *more]
         for path, value in settings.items():
             words += ["--set", f"spec.{path.replace('__', '.')}={value}"]
         with self.log.open("ab") as log:

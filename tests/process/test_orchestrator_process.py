@@ -51,8 +51,9 @@ def test_faults_of_the_config_end_the_process_with_one_line_that_names_the_field
     }
     for name, (changes, message) in cases.items():
         done = run_with(tmp_path / name, **changes)
-        assert done.returncode == 1, done.stderr
+        assert done.returncode == 65, done.stderr
         assert message in done.stderr
+        assert done.stderr.splitlines()[-1].startswith(("InvalidInput: ", "InvalidModel: "))
         assert "Traceback" not in done.stderr
 
 
@@ -71,7 +72,7 @@ async def test_an_address_in_use_is_named(tmp_path: Path) -> None:
             sys.executable, "-m", "fp8rl_workers.orchestrator", env=environ, stderr=asyncio.subprocess.PIPE
         )
         _, text = await process.communicate()
-        assert process.returncode == 1
+        assert process.returncode == 65
         assert f"cannot listen on {first.host}:{ORCHESTRATOR_PORT}" in text.decode()
 
 

@@ -104,24 +104,26 @@ def test_a_killed_trainer_resumes_from_its_last_step_and_ends_within_seconds_on_
         assert time.monotonic() - start < 5
 
 
-def test_a_port_in_use_is_one_line_and_exit_code_1(job: Path) -> None:
+def test_a_port_in_use_is_one_line_and_exit_code_65(job: Path) -> None:
     ip = make_address(2)
     with socket.socket() as holder:
         holder.bind((ip, TRAINER_PORT))
         holder.listen()
         with process(job, ip) as child:
             _, errors = child.communicate(timeout=60)
-    assert child.returncode == 1
+    assert child.returncode == 65
     assert errors.splitlines()[-1] == (
-        f"trainer: cannot listen on {ip}:{TRAINER_PORT}: Address already in use; "
+        f"InvalidInput: cannot listen on {ip}:{TRAINER_PORT}: Address already in use; "
         "end the process that holds it or use another address"
     )
 
 
-def test_a_config_that_does_not_parse_is_one_line_and_exit_code_1(job: Path) -> None:
+def test_a_config_that_does_not_parse_is_one_line_and_exit_code_65(job: Path) -> None:
     config = json.loads((job / "config.json").read_text())
     (job / "config.json").write_text(json.dumps(config | {"stepps": 3}))
     with process(job, make_address(3)) as child:
         _, errors = child.communicate(timeout=60)
-    assert child.returncode == 1
-    assert errors.splitlines()[-1].startswith(f"trainer: {job / 'config.json'}: stepps: Extra inputs are not permitted")
+    assert child.returncode == 65
+    assert errors.splitlines()[-1].startswith(
+        f"InvalidInput: {job / 'config.json'}: stepps: Extra inputs are not permitted"
+    )

@@ -171,11 +171,11 @@ def test_missing_variables_and_a_source_that_is_no_json_are_refused():
         Request.read({"FP8RL_MODEL_SOURCE": "[]", "FP8RL_MODEL_PATH": "/m"})
 
 
-def test_the_command_ends_with_code_1_and_one_line_when_a_folder_is_incomplete(tmp_path):
+def test_the_command_ends_with_code_65_and_one_line_when_a_folder_is_incomplete(tmp_path):
     result = run_prepare({"path": str(tmp_path)}, tmp_path)
-    assert result.returncode == 1
+    assert result.returncode == 65
     assert result.stderr == (
-        f"prepare: model.path: {tmp_path} is no complete model: config.json: missing; tokenizer.json: missing;"
+        f"InvalidModel: model.path: {tmp_path} is no complete model: config.json: missing; tokenizer.json: missing;"
         " *.safetensors: missing; put the Hugging Face files (config.json, tokenizer.json, *.safetensors) there or name"
         " another folder\n"
     )
@@ -248,15 +248,20 @@ def test_a_hub_model_is_fetched_with_its_token_into_a_folder_named_by_its_commit
 
 
 @pytest.mark.parametrize(
-    ("change", "fault"),
-    [({"HF_TOKEN": "wrong"}, "401 Unauthorized"), ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "Connect")],
+    ("change", "code", "reason", "fault"),
+    [
+        ({"HF_TOKEN": "wrong"}, 65, "InvalidModel", "401 Unauthorized"),
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, 1, "HubUnavailable", "Connect"),
+    ],
 )
-def test_a_hub_that_refuses_or_is_away_is_named_with_the_way_out(hub, change, fault, tmp_path):
+def test_a_hub_that_refuses_is_a_wrong_input_and_one_that_is_away_is_asked_again(
+    hub, change, code, reason, fault, tmp_path
+):
     model = {"source": {"hub": {"repository": "o/m"}}}
     result = run_prepare(model, tmp_path / "model", **{**hub, **change})
-    assert result.returncode == 1
+    assert result.returncode == code
     assert len(result.stderr.splitlines()) == 1
-    assert result.stderr.startswith("prepare: model.source.hub: cannot fetch o/m at revision default: ")
+    assert result.stderr.startswith(f"{reason}: model.source.hub: cannot fetch o/m at revision default: ")
     assert fault in result.stderr
     assert "check repository, revision, the secret's token and the network" in result.stderr
     assert not (tmp_path / "model").exists()

@@ -76,3 +76,13 @@ def test_what_the_torch_backend_does_not_do_is_refused_by_name() -> None:
         InvalidInputError, match=r"trainer\.offload: 'full' needs.*trainer\.parallelism: \{'tensor': 2\}"
     ):
         check_backend(make_config(offload="full", parallelism={"tensor": 2, "pipeline": 1}))
+
+
+def test_a_linear_whose_shard_on_the_engines_breaks_the_kernel_floor_is_sent_in_bf16(model: dict[str, Any]) -> None:
+    whole = resolve_precision(make_config(precision={"recipe": "blockwise"}), model, CPU)
+    split = resolve_precision(make_config(precision={"recipe": "blockwise"}, engine_tensor_parallel=2), model, CPU)
+    query = "model.layers.0.self_attn.q_proj"
+    assert query in whole.quantized_layers
+    assert query not in split.quantized_layers
+    assert "64" in split.ignored_layers[query]
+    assert "128" in split.ignored_layers[query]

@@ -136,6 +136,8 @@ class TrainerConfig(JobConfig):
     replicas: int = 1
     gpus_per_replica: int = 0
     parallelism: dict[str, int] = {}
+    engine_tensor_parallel: int = Field(default=1, description="Kernel floors hold for the engines' local shards.")
+    engine_expert_parallel: int = 1
     optimizer: OptimizerConfig
     steps: int
     tokens_per_micro_batch: int = 8192

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
+WRONG_INPUT_EXIT = 65
+"""Exit code of a process whose input is wrong (EX_DATAERR of sysexits.h): the same start would end the same way."""
+
 
 class WorkerError(Exception):
     """Base: raised when a worker refuses or fails something for a reason that a person should read."""
@@ -60,3 +65,9 @@ class OutOfMemoryError(WorkerError):
     """Raised when the trainer runs out of device memory; the message names rank, step, peak GiB and remedies."""
 
     reason = "TrainerOutOfMemory"
+
+
+def refuse(error: WorkerError) -> int:
+    """Say on stderr, in one line `Reason: text`, why a process cannot start; returns its exit code."""
+    sys.stderr.write(f"{error.reason}: {' '.join(str(error).split())}\n")
+    return WRONG_INPUT_EXIT if isinstance(error, InvalidInputError | InvalidModelError) else 1

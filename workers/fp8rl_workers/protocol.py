@@ -164,7 +164,9 @@ class EngineState(Record):
     load_path: Literal["none", "plan", "reload"] = "none"
     load_fallback: dict[str, str] = Field(default={}, description="Tensor to the reason why it needs vLLM's reload.")
     quantized_layers: list[str] = []
-    audit_passed: bool = Field(default=True, description="Whether the quantized layers are those of the precision plan.")
+    audit_passed: bool = Field(
+        default=True, description="Whether the quantized layers are those of the precision plan."
+    )
     error: str = ""
 
 

@@ -115,6 +115,11 @@ class Rollout(Model):
         description="Oldest sample that a step may use: (step - 1) - step of the oldest version that produced any of its"
         " tokens, counted when it is consumed. Unit: steps. 0: strictly on policy, engines wait for the trainer.",
     )
+    advantage: Literal["mean", "std"] = Field(
+        "std",
+        description="Advantage of a sample in its group: reward minus the group's mean (mean), divided by the group's"
+        " standard deviation (std).",
+    )
     loss: Loss = Field(default_factory=Loss, description="The loss.")
 
 

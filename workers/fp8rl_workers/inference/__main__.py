@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fp8rl_workers.config import EngineConfig, PodEnvironment
-from fp8rl_workers.errors import InvalidInputError, WorkerError
+from fp8rl_workers.errors import InvalidInputError, WorkerError, refuse
 from fp8rl_workers.http import validation_text
 from fp8rl_workers.inference.launch import Engine, arguments, check_engine_args, check_release, environment, read_model
 from fp8rl_workers.inference.waiting import wait_for_precision
@@ -62,16 +62,16 @@ def boot_command() -> tuple[list[str], dict[str, str]]:
 
 
 def main() -> None:
-    """Run until this process is vLLM's server; exits with 1 and one message when that cannot be."""
+    """Run until this process is vLLM's server; one line and exit code 1 when that cannot be, 65 for a wrong input."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         words, env = boot_command()
     except ValidationError as error:
-        raise SystemExit(f"the engine's config {os.environ['FP8RL_CONFIG']}: {validation_text(error)}") from error
+        sys.exit(refuse(InvalidInputError(f"{os.environ['FP8RL_CONFIG']}: {validation_text(error)}")))
     except KeyError as error:
         raise SystemExit(f"environment variable {error} is not set; see fp8rl_workers.config") from error
     except WorkerError as error:
-        raise SystemExit(f"{error.reason}: {error}") from error
+        sys.exit(refuse(error))
     log.info("boots vLLM: %s", " ".join(words))
     os.execve(sys.executable, [sys.executable, "-m", SERVER, *words], env)  # noqa: S606
 

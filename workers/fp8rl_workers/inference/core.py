@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from fp8rl_workers.config import EngineConfig, PodEnvironment
-from fp8rl_workers.errors import DigestError, NotYetError, StaleError, SyncError, WorkerError
+from fp8rl_workers.errors import DigestError, InvalidModelError, NotYetError, StaleError, SyncError, WorkerError
 from fp8rl_workers.inference import rank
 from fp8rl_workers.inference.prefixes import forget_prefixes
 from fp8rl_workers.inference.spans import VersionBook
@@ -130,7 +130,7 @@ class EngineControl:
 
 
 REFUSALS: dict[str, type[WorkerError]] = {
-    kind.reason: kind for kind in (StaleError, NotYetError, DigestError, SyncError, WorkerError)
+    kind.reason: kind for kind in (StaleError, NotYetError, DigestError, InvalidModelError, SyncError, WorkerError)
 }
 
 

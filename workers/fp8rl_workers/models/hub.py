@@ -6,16 +6,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fp8rl_workers.errors import InvalidModelError
+from fp8rl_workers.errors import InvalidModelError, WorkerError
 
+TOO_MANY_REQUESTS = 429
 PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model", "*.py"]
+
+
+class HubUnavailableError(WorkerError):
+    """Raised when the hub does not answer or is overloaded: another try may help."""
+
+    reason = "HubUnavailable"
+    status = 503
 
 
 def resolve_revision(repository: str, revision: str | None) -> str:
     """Commit hash of `revision` (branch, tag or commit; None: the default branch), so that a cached folder never changes.
 
     Raises:
-        InvalidModelError: the hub does not answer, or has no such repository or revision, or wants (another) token.
+        InvalidModelError: the hub has no such repository or revision, or wants (another) token.
+        HubUnavailableError: it does not answer.
     """
     from huggingface_hub import HfApi
 
@@ -30,7 +39,7 @@ def download(repository: str, commit: str, folder: Path) -> None:
     """Fetch config, tokenizer and safetensors of `commit` into `folder`.
 
     Raises:
-        InvalidModelError: as in resolve_revision.
+        InvalidModelError, HubUnavailableError: as in resolve_revision.
     """
     from huggingface_hub import snapshot_download
 
@@ -47,7 +56,16 @@ def _hub_errors(repository: str, revision: str | None) -> Iterator[None]:
     try:
         yield
     except (transport_error, OSError, ValueError) as error:
-        raise InvalidModelError(
+        kind = InvalidModelError if _is_final(error) else HubUnavailableError
+        raise kind(
             f"model.source.hub: cannot fetch {repository} at revision {revision or 'default'}: {type(error).__name__}: {' '.join(str(error).split())};"
             " check repository, revision, the secret's token and the network, or use source.pvc or source.hostPath"
         ) from error
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether asking again would end the same way: a malformed name, or a refusal by the hub."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status is None:
+        return isinstance(error, ValueError)
+    return 400 <= int(status) < 500 and int(status) != TOO_MANY_REQUESTS

@@ -7,7 +7,7 @@ Environment:
     FP8RL_CACHE_DIR     optional: builtin and hub models are kept there by content, FP8RL_MODEL_PATH becomes a link into it.
                         Unset: FP8RL_MODEL_PATH itself is made
     HF_TOKEN            optional: token of the hub
-Exit code 0: the folder is complete. 1: one line on stderr says what is wrong and what to do.
+Exit code 0: the folder is complete. Else one line on stderr says what is wrong and what to do: 65, the input; 1, anything else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fp8rl_workers.errors import InvalidInputError, InvalidModelError, WorkerError
+from fp8rl_workers.errors import InvalidInputError, InvalidModelError, WorkerError, refuse
 from fp8rl_workers.models.folder import link, make_once, missing_files
 from fp8rl_workers.models.hub import download, resolve_revision
 from fp8rl_workers.models.recipe import RECIPES, Recipe
@@ -120,7 +120,9 @@ def main() -> int:
     """Run the command; the exit code."""
     try:
         prepare(Request.read(os.environ), lambda line: print(line, flush=True))
-    except (WorkerError, OSError) as error:
+    except WorkerError as error:
+        return refuse(error)
+    except OSError as error:
         print(f"prepare: {error}", file=sys.stderr)
         return 1
     return 0

@@ -1,7 +1,7 @@
 """`python -m fp8rl_workers.orchestrator`: reads the role's config, serves the control API, runs the loop, stays for its status.
 
 After the last step, or a failure, the process goes on answering GET /v1/status until it is told to end: the operator
-decides what happens next. Exit code 1 with one line when the config cannot work.
+decides what happens next. One line and exit code 65 when the config cannot work.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 
 from pydantic import ValidationError
 
 from fp8rl_workers.config import ORCHESTRATOR_PORT, OrchestratorConfig, PodEnvironment
-from fp8rl_workers.errors import WorkerError
+from fp8rl_workers.errors import InvalidInputError, WorkerError, refuse
 from fp8rl_workers.http import serve, validation_text
 from fp8rl_workers.orchestrator.client import open_session
 from fp8rl_workers.orchestrator.loop import Loop, fail
@@ -89,8 +90,10 @@ if __name__ == "__main__":
     try:
         asyncio.run(main(PodEnvironment.read()))
     except ValidationError as error:
-        sys.exit(f"orchestrator: {validation_text(error)}")
-    except (WorkerError, OSError) as error:
+        sys.exit(refuse(InvalidInputError(f"{os.environ['FP8RL_CONFIG']}: {validation_text(error)}")))
+    except WorkerError as error:
+        sys.exit(refuse(error))
+    except OSError as error:
         sys.exit(f"orchestrator: {error}")
     except KeyError as error:
         sys.exit(f"orchestrator: environment variable {error} is missing")

@@ -28,8 +28,8 @@ class GroupView:
     """All that the next action depends on.
 
     `trainer` is None while it does not answer; `serving`: uids of replicas that serve `newest` and are not fenced;
-    `unready`: engines of the document that do not take part; `patient`: the group has never served, and
-    engines that are still booting are waited for.
+    `unready`: engines of the document that do not take part; `patient`: the group has not served in this
+    attempt, and engines that are still booting are waited for.
     """
 
     document: GroupDocument | None

@@ -67,6 +67,7 @@ class Group:
         newest = self.conductor.lineage.newest
         version = newest.version if newest is not None else None
         replicas = self.conductor.dispatcher.replicas
+        served = newest is not None and (document is None or newest.attempt >= document.attempt)
         return GroupView(
             document=document,
             trainer=self.members.trainer_state,
@@ -75,7 +76,7 @@ class Group:
             participants=joined,
             serving=frozenset(uid for uid, item in replicas.items() if item.serving and item.version == version),
             unready=tuple(self._named(item) for item in engines if item.uid not in here),
-            patient=newest is None and self._within_grace(bool(joined), now),
+            patient=not served and self._within_grace(bool(joined), now),
         )
 
     async def run(self) -> None:
@@ -172,7 +173,7 @@ class Group:
             faults |= {item.uid: "did not join in time" for item in epoch.members if item.pod in report.missing}
         else:
             faults = faults or {"trainer": str(report)}
-        faults = faults or await self._not_joined(number)
+        faults = faults or await self._not_joined(epoch)
         return self._formed(epoch, faults)
 
     def _formed(self, epoch: Epoch, faults: dict[str, str]) -> bool:
@@ -187,12 +188,13 @@ class Group:
         self._shed_all(set(faults) - {"trainer"})
         return "trainer" not in faults
 
-    async def _not_joined(self, number: int) -> dict[str, str]:
+    async def _not_joined(self, epoch: Epoch) -> dict[str, str]:
         deadline = time.monotonic() + JOIN_SECONDS
+        asked = {member.uid for member in epoch.members}
         while True:
             await self.members.poll()
-            joined = self.view().participants
-            late = {item.member.uid: "does not report the epoch" for item in joined if item.state.epoch != number}
+            joined = [item for item in self.view().participants if item.member.uid in asked]
+            late = {item.member.uid: "does not report the epoch" for item in joined if item.state.epoch != epoch.epoch}
             if not late or time.monotonic() > deadline:
                 return late
             await asyncio.sleep(0.1)

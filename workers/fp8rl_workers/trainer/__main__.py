@@ -10,7 +10,7 @@ import sys
 from pydantic import ValidationError
 
 from fp8rl_workers.config import TRAINER_PORT, PodEnvironment, TrainerConfig
-from fp8rl_workers.errors import InvalidInputError, WorkerError
+from fp8rl_workers.errors import InvalidInputError, WorkerError, refuse
 from fp8rl_workers.http import serve, validation_text
 from fp8rl_workers.metrics import TRAINER_METRICS, WorkerMetrics
 from fp8rl_workers.trainer.server import trainer_app
@@ -46,12 +46,12 @@ async def run(pod: PodEnvironment) -> None:
 
 
 def main() -> None:
-    """Exit code 1 with one line when the process cannot start."""
+    """One line and exit code 1 when the process cannot start, 65 when that is for a wrong input."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     try:
         asyncio.run(run(PodEnvironment.read()))
     except WorkerError as error:
-        sys.exit(f"trainer: {error}")
+        sys.exit(refuse(error))
 
 
 if __name__ == "__main__":

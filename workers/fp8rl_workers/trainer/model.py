@@ -25,7 +25,7 @@ from fp8rl_workers.protocol import EngineWire, ResolvedPrecision
 from fp8rl_workers.trainer.batch import MicroBatch
 from fp8rl_workers.trainer.precision import plan_for
 from fp8rl_workers.weights.cast import Rounding, fake_quantize
-from fp8rl_workers.weights.gather import Source, plan_sources
+from fp8rl_workers.weights.gather import Source, gather, plan_sources
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,8 +71,7 @@ class Policy:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """HF name and BF16 weight of each tensor of the checkpoint, in the order in which they travel."""
-        for name, source in self.sources.items():
-            yield name, self.masters[source.parameter][source.index].to(torch.bfloat16)
+        return gather(self.masters, self.sources)
 
     @torch.no_grad()
     def refresh(self, step: int) -> None:

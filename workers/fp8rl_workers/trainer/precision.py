@@ -80,6 +80,8 @@ def plan_for(config: TrainerConfig, model: Mapping[str, Any], form: EngineWire) 
         scope=precision.scope,
         ignored_patterns=precision.ignored_layers,
         first_last_layers_bf16=precision.first_last_layers_bf16,
+        tensor_parallel=config.engine_tensor_parallel,
+        expert_parallel=config.engine_expert_parallel,
     )
 
 
