@@ -46,10 +46,12 @@ def make_pod(role: str, number: int = 0, **changes: Any) -> PodState:
     return PodState(**{"role": role, "ready": True, **fields, **changes})
 
 
-def make_pods(attempt: int = 0, engines: int = 2) -> list[PodState]:
-    """All pods of a job."""
-    roles = [(names.TRAINER, 0), (names.ORCHESTRATOR, 0), *((names.INFERENCE, number) for number in range(engines))]
-    return [make_pod(role, number, attempt=attempt, uid=f"{role}-{number}-{attempt}") for role, number in roles]
+def make_pods(attempt: int = 0, engines: int = 2, fleet: int | None = None) -> list[PodState]:
+    """All pods of a job; `fleet`: the attempt of engines and orchestrator where it is another one."""
+    own = attempt if fleet is None else fleet
+    roles = [(names.ORCHESTRATOR, 0), *((names.INFERENCE, number) for number in range(engines))]
+    rest = [make_pod(role, number, attempt=own, uid=f"{role}-{number}-{own}") for role, number in roles]
+    return [make_pod(names.TRAINER, attempt=attempt, uid=f"trainer-0-{attempt}"), *rest]
 
 
 def make_orchestrator(**changes: Any) -> OrchestratorStatus:

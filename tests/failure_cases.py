@@ -36,6 +36,7 @@ class Case:
 
 
 ALL = frozenset({"trainer", "inference", "orchestrator"})
+TRAINER = frozenset({"trainer"})
 
 
 def policy(**changes: Any) -> dict[str, Any]:
@@ -53,18 +54,18 @@ RUNNING = {"Ready": ("True", "Running"), "Failed": ("False", "Running"), "Comple
 
 CASES = (
     Case(
-        "a killed trainer costs an attempt of the whole group",
+        "a killed trainer costs an attempt, and the engines go on",
         "kill",
         "trainer",
         spec=policy(),
-        expected=Expected(1, 1, "TrainerLost", RUNNING, ALL),
+        expected=Expected(1, 1, "TrainerLost", RUNNING, TRAINER),
     ),
     Case(
-        "a deleted trainer pod costs an attempt of the whole group",
+        "a deleted trainer pod costs an attempt, and the engines go on",
         "delete",
         "trainer",
         spec=policy(),
-        expected=Expected(1, 1, "TrainerLost", RUNNING, ALL),
+        expected=Expected(1, 1, "TrainerLost", RUNNING, TRAINER),
     ),
     Case(
         "a killed trainer without a budget ends the job",
@@ -88,7 +89,7 @@ CASES = (
         expected=Expected(conditions=RUNNING, new_pods=frozenset({"inference"})),
     ),
     Case(
-        "a killed engine costs an attempt under restart",
+        "a killed engine costs an attempt of the whole job under restart",
         "kill",
         "inference",
         spec=policy(replicaLoss="restart"),
@@ -123,7 +124,7 @@ CASES = (
         "trainer",
         "TrainerOutOfMemory",
         spec=policy(),
-        expected=Expected(1, 1, "TrainerOutOfMemory", RUNNING, ALL),
+        expected=Expected(1, 1, "TrainerOutOfMemory", RUNNING, TRAINER),
     ),
     Case("nothing broken, nothing changes", "none", spec=policy(), expected=Expected(conditions=RUNNING)),
 )

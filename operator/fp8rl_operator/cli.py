@@ -20,7 +20,11 @@ def make_parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a job on this machine, to its end")
     run.add_argument("job", nargs="?", type=Path, metavar="JOB.yaml", help="manifest; may be left out with --resume")
     run.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/<name of the job>)")
-    run.add_argument("--resume", action="store_true", help="go on with the run in --out from its last checkpoint")
+    existing = run.add_mutually_exclusive_group()
+    existing.add_argument("--resume", action="store_true", help="go on with the run in --out from its last checkpoint")
+    existing.add_argument(
+        "--fresh", action="store_true", help="move a run in --out aside (DIR.1, DIR.2, ...), start anew"
+    )
     run.add_argument(
         "--set",
         action="append",

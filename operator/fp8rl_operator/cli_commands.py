@@ -14,9 +14,10 @@ from typing import Any
 
 import yaml
 
+from fp8rl_operator.environment_args import validate_environments
 from fp8rl_operator.model_files import model_folder
 from fp8rl_operator.spec import FP8RLJob, inspect
-from fp8rl_operator.validate import format_fault, load, validate_local_files
+from fp8rl_operator.validate import format_fault, load, validate_local_files, with_lines
 
 
 class CommandError(Exception):
@@ -25,7 +26,8 @@ class CommandError(Exception):
 
 def run_command(arguments: argparse.Namespace) -> int:
     """`fp8rl run`."""
-    from fp8rl_operator.local.run import RunFolderError, exit_code, final_reason, locked, open_run, read_run, run
+    from fp8rl_operator.local.folder import RunFolderError, locked, move_aside, open_run, read_run
+    from fp8rl_operator.local.run import exit_code, final_reason, run
 
     if arguments.job is None and not (arguments.resume and arguments.out):
         raise CommandError("run: name a manifest, or a run folder with --out DIR --resume")
@@ -34,6 +36,8 @@ def run_command(arguments: argparse.Namespace) -> int:
     asked = None if arguments.job is None else anchored(load_job(arguments.job, arguments.set, here=True))
     folder = absolute(arguments.out or Path("runs") / (asked.name if asked is not None else "run"))
     try:
+        if arguments.fresh and (aside := move_aside(folder)) is not None:
+            sys.stdout.write(f"run folder {folder} is now {aside}\n")
         job = open_run(asked, folder, resume=arguments.resume, now=time.time())
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
@@ -46,12 +50,20 @@ def run_command(arguments: argparse.Namespace) -> int:
     except RunFolderError as error:
         raise CommandError(str(error)) from error
     except OSError as error:
-        raise CommandError(f"{folder}: {error.strerror or error}") from error
+        raise CommandError(unusable(folder, error)) from error
     if verdict is None:
         sys.stdout.write(f"interrupted; `fp8rl run --resume --out {arguments.out or folder}` goes on\n")
         return exit_code(None)
     print_end(folder, final_reason(ended.status))
     return exit_code(verdict)
+
+
+def unusable(folder: Path, error: OSError) -> str:
+    """Why a run folder cannot be used, and the way out."""
+    if error.errno is None:
+        return f"{folder}: {error}"
+    way = "a run needs a folder that it can write: name another --out, or make room"
+    return f"{error.filename or folder}: {error.strerror}; {way}"
 
 
 def print_end(folder: Path, reason: str) -> None:
@@ -116,8 +128,9 @@ def load_job(path: Path, settings: list[str], *, here: bool) -> FP8RLJob:
     job, faults = load(path) if not settings else inspect(changed(path, settings))
     if job is not None:
         folder = model_folder(job)
-        if here or (folder is not None and folder[1].is_dir()):
-            faults = [*faults, *validate_local_files(job)]
+        local = validate_local_files(job) if here or (folder is not None and folder[1].is_dir()) else []
+        found = [*local, *validate_environments(job)]
+        faults = [*faults, *(found if settings else with_lines(path, found))]
     for fault in faults:
         sys.stderr.write(f"{format_fault(path, fault)}\n")
     errors = sum(fault.level == "error" for fault in faults)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from fp8rl_operator.cli_commands import CommandError
-from fp8rl_operator.local.run import RunFolderError, owner, read_run
+from fp8rl_operator.local.folder import RunFolderError, owner, read_run
 from fp8rl_operator.plan_memory import read_verdict
 from fp8rl_operator.spec import FP8RLJob
 

@@ -65,7 +65,7 @@ class ControlClient:
 
     async def put_group(self, group: GroupDocument, pods: Iterable[PodState], token: str) -> bool:
         """Give the orchestrator the group if its process has another one; whether it has it now."""
-        pod = first([item for item in pods if item.attempt == group.attempt], names.ORCHESTRATOR)
+        pod = first(list(pods), names.ORCHESTRATOR)
         if pod is None:
             return False
         members = group.model_dump_json(exclude={"generation"})

@@ -68,6 +68,7 @@ CONDITIONS: Final = {
 # Reasons of conditions and events.
 INVALID_SPEC: Final = "InvalidSpec"
 INVALID_MODEL: Final = "InvalidModel"
+INVALID_INPUT: Final = "InvalidInput"
 CREATING: Final = "Creating"
 WAITING_FOR_PODS: Final = "WaitingForPods"
 WAITING_FOR_WEIGHTS: Final = "WaitingForWeights"

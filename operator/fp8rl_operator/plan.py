@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fp8rl_operator import names
+from fp8rl_operator.last_words import cause
 from fp8rl_operator.observed import Observed, PodState
-from fp8rl_operator.plan_losses import find_loss, restartable
+from fp8rl_operator.plan_losses import OF_TRAINER, find_loss, restartable
 from fp8rl_operator.plan_memory import Memory
 from fp8rl_operator.plan_types import Loss, Plan, Verdict, Waiting
 from fp8rl_operator.spec import FP8RLJob
@@ -25,7 +26,7 @@ RESYNC_SECONDS = 15.0
 def compute_plan(job: FP8RLJob, seen: Observed, now: float) -> Plan:
     """The next step of a job. `now` in Unix seconds."""
     memory = Memory.read(job.status, now)
-    base = Plan(attempt=memory.attempt, restarts=memory.restarts, attempt_time=memory.attempt_time)
+    base = Plan(memory.attempt, memory.fleet_attempt, memory.restarts, memory.attempt_time)
     if job.spec.managed_by != names.MANAGED_BY:
         return replace(base, hands_off=True)
     if memory.verdict is not None:
@@ -41,7 +42,8 @@ def compute_plan(job: FP8RLJob, seen: Observed, now: float) -> Plan:
 
 def after_suspension(memory: Memory, base: Plan, now: float) -> Plan:
     """A new attempt, which costs nothing of the restart budget."""
-    return replace(base, attempt=memory.attempt + 1, attempt_time=now, running=True, resumed=True)
+    attempt = memory.attempt + 1
+    return replace(base, attempt=attempt, fleet_attempt=attempt, attempt_time=now, running=True, resumed=True)
 
 
 def finished(job: FP8RLJob, memory: Memory, base: Plan, now: float) -> Plan:
@@ -105,7 +107,7 @@ def current_status(memory: Memory, seen: Observed) -> OrchestratorStatus | None:
 
 
 def after_loss(job: FP8RLJob, memory: Memory, base: Plan, loss: Loss, now: float) -> Plan:
-    """A new attempt of the whole group after a backoff, or the end when the budget is spent."""
+    """A new attempt after a backoff, of the trainer alone where only it was lost; the end when the budget is spent."""
     policy = job.spec.failure_policy
     if loss.permanent:
         return replace(base, verdict=Verdict(complete=False, reason=loss.reason, message=loss.message), loss=loss)
@@ -114,13 +116,17 @@ def after_loss(job: FP8RLJob, memory: Memory, base: Plan, loss: Loss, now: float
         verdict = Verdict(complete=False, reason=names.RESTARTS_EXHAUSTED, message=message)
         return replace(base, verdict=verdict, loss=loss)
     delay = policy.backoff_seconds * 2**memory.restarts
+    attempt = memory.attempt + 1
+    fleet_goes_on = loss.reason in OF_TRAINER
     return replace(
         base,
-        attempt=memory.attempt + 1,
+        attempt=attempt,
+        fleet_attempt=memory.fleet_attempt if fleet_goes_on else attempt,
         restarts=memory.restarts + 1,
         attempt_time=now + delay,
-        running=delay == 0,
-        waiting=Waiting(names.RESTARTING, f"attempt {memory.attempt + 1} in {delay} s: {loss.message}"),
+        running=fleet_goes_on or delay == 0,
+        backing_off=delay > 0,
+        waiting=Waiting(names.RESTARTING, f"attempt {attempt} in {delay} s: {loss.message}"),
         requeue_after=float(delay),
         loss=loss,
     )
@@ -128,11 +134,18 @@ def after_loss(job: FP8RLJob, memory: Memory, base: Plan, loss: Loss, now: float
 
 def go_on(job: FP8RLJob, memory: Memory, base: Plan, seen: Observed, now: float) -> Plan:
     """Start or keep the attempt's pods, end those of older ones, say who may belong to the group."""
-    outdated = tuple(sorted(pod.uid for pod in seen.pods if pod.attempt != memory.attempt and not pod.terminating))
+    foreign = (pod for pod in seen.pods if pod.attempt != memory.attempt_of(pod.role) and not pod.terminating)
+    outdated = tuple(sorted(pod.uid for pod in foreign))
     if now < memory.attempt_time:
-        left = memory.attempt_time - now
-        waiting = Waiting(names.RESTARTING, f"attempt {memory.attempt} after the backoff")
-        return replace(base, end_pods=outdated, waiting=waiting, requeue_after=left)
+        return replace(
+            base,
+            running=memory.fleet_attempt < memory.attempt,
+            backing_off=True,
+            end_pods=outdated,
+            group=group_document(job, memory, seen, now),
+            waiting=Waiting(names.RESTARTING, f"attempt {memory.attempt} after the backoff"),
+            requeue_after=memory.attempt_time - now,
+        )
     return replace(
         base,
         running=True,
@@ -145,16 +158,16 @@ def go_on(job: FP8RLJob, memory: Memory, base: Plan, seen: Observed, now: float)
 
 
 def group_document(job: FP8RLJob, memory: Memory, seen: Observed, now: float) -> GroupDocument | None:
-    """Who may belong to the weight-sync group: started pods of this attempt, by uid, trainer first.
+    """Who may belong to the weight-sync group: started pods of this attempt and its fleet, by uid, trainer first.
 
     `generation` is the time in milliseconds: it grows, also over restarts of the operator. None without an orchestrator.
     """
-    if not any(pod.ip and not pod.starting for pod in seen.of_role(names.ORCHESTRATOR, memory.attempt)):
+    if not any(pod.ip and not pod.starting for pod in seen.of_role(names.ORCHESTRATOR, memory.fleet_attempt)):
         return None
     engine = job.spec.inference.parallelism.tensor
     members = [
         *members_of(seen.of_role(names.TRAINER, memory.attempt), "trainer", max(1, job.spec.trainer.gpus_per_replica)),
-        *members_of(seen.of_role(names.INFERENCE, memory.attempt), "inference", engine),
+        *members_of(seen.of_role(names.INFERENCE, memory.fleet_attempt), "inference", engine),
     ]
     return GroupDocument(
         job_uid=job.uid, attempt=memory.attempt, generation=int(now * 1000), members=members, suspended=False
@@ -177,10 +190,10 @@ def members_of(pods: tuple[PodState, ...], role: str, world_size: int) -> list[G
 def waited_for(job: FP8RLJob, memory: Memory, seen: Observed) -> Waiting:
     """What the job waits for, or that it runs."""
     for role, count in wanted_pods(job).items():
-        pods = seen.of_role(role, memory.attempt)
+        pods = seen.of_role(role, memory.attempt_of(role))
         troubled = next((pod for pod in pods if pod.message and not pod.ready), None)
         if troubled is not None:
-            words = ": ".join(filter(None, (f"pod {troubled.name}", troubled.reason, troubled.message)))
+            words = ": ".join(filter(None, (f"pod {troubled.name}", troubled.reason, cause(troubled.message))))
             return Waiting(names.WAITING_FOR_PODS, words)
         started = sum(not pod.starting for pod in pods)
         if started < (job.spec.inference.min_replicas if role == names.INFERENCE else count):

@@ -1,7 +1,8 @@
-"""Which loss of a pod costs an attempt. Pure.
+"""Which loss of a pod costs an attempt, and of whom. Pure.
 
-A trainer pod that ended or vanished always does: its collective is broken and it holds the weights. An engine does so
-under `replicaLoss: restart` only; under `shrink` its own Deployment starts it again while the others go on. The
+A trainer pod that ended or vanished always costs one: its collective is broken and it holds the weights. Engines and
+orchestrator go on meanwhile: syncs of the old attempt are fenced by epoch and sync id. An engine costs one, and of the
+whole job, under `replicaLoss: restart` only; under `shrink` its own Deployment starts it again while the others go on. The
 orchestrator is started again in place and rolls its recorded decision forward; it costs an attempt never, but a
 container that ends again and again ends the job, and so does one that says by its exit code that its input is wrong.
 """
@@ -9,20 +10,22 @@ container that ends again and again ends the job, and so does one that says by i
 from __future__ import annotations
 
 from fp8rl_operator import names
+from fp8rl_operator.last_words import cause, wrong_input
 from fp8rl_operator.observed import Observed, PodState
 from fp8rl_operator.plan_memory import Memory
 from fp8rl_operator.plan_types import Loss
 from fp8rl_operator.spec import FP8RLJob
+from fp8rl_workers.errors import WRONG_INPUT_EXIT
 
 UNSTARTABLE = frozenset({"FailedMount", "PortInUse"})  # of a pod that has failed for good
-WRONG_INPUT_EXIT = 65  # EX_DATAERR of sysexits.h: the same input gives the same end
+OF_TRAINER = frozenset({names.TRAINER_LOST, names.TRAINER_OUT_OF_MEMORY})  # the fleet goes on
 REASONS = {names.TRAINER: names.TRAINER_LOST, names.INFERENCE: names.ENGINE_LOST}
 
 
 def find_loss(job: FP8RLJob, memory: Memory, seen: Observed) -> Loss | None:
     """The first loss that counts, None if the group can go on."""
     roles = (names.TRAINER, names.ORCHESTRATOR, names.INFERENCE)
-    pods = [pod for role in roles for pod in seen.of_role(role, memory.attempt)]
+    pods = [pod for role in roles for pod in seen.of_role(role, memory.attempt_of(role))]
     for pod in pods:
         if (loss := hopeless(job, pod)) is not None:
             return loss
@@ -55,7 +58,8 @@ def hopeless(job: FP8RLJob, pod: PodState) -> Loss | None:
     if pod.phase == "Failed" and pod.reason in UNSTARTABLE:
         return Loss(pod.reason, f"{pod.role} pod {pod.name} cannot start: {pod.message}", permanent=True)
     if pod.exit_code == WRONG_INPUT_EXIT:
-        return Loss(names.INVALID_MODEL, ended_text(pod), permanent=True)
+        reason, text = wrong_input(pod.message) or (names.INVALID_INPUT, ended_text(pod))
+        return Loss(reason, text, permanent=True)
     budget = job.spec.failure_policy.max_restarts
     counted = pod.starting or pod.role != names.TRAINER
     if counted and not pod.ready and pod.restarts > budget:
@@ -66,7 +70,7 @@ def hopeless(job: FP8RLJob, pod: PodState) -> Loss | None:
 
 def lost(role: str, memory: Memory, seen: Observed) -> Loss | None:
     """A pod of the role that ended, failed or vanished within this attempt."""
-    pods = seen.of_role(role, memory.attempt)
+    pods = seen.of_role(role, memory.attempt_of(role))
     for pod in pods:
         if not pod.starting and (pod.restarts > 0 or pod.phase == "Failed" or pod.exit_code):
             return Loss(REASONS[role], ended_text(pod))
@@ -77,8 +81,7 @@ def lost(role: str, memory: Memory, seen: Observed) -> Loss | None:
 
 
 def ended_text(pod: PodState) -> str:
-    """One sentence about how a pod ended, with the last line of its words."""
+    """One sentence about how a pod ended, with the cause that its words tell."""
     code = "" if pod.exit_code is None else f" with code {pod.exit_code}"
-    lines = [line for line in pod.message.splitlines() if line.strip()]
-    words = f": {lines[-1].strip()}" if lines else ""
-    return f"{pod.role} pod {pod.name} ended{code}{words}"
+    words = cause(pod.message)
+    return f"{pod.role} pod {pod.name} ended{code}{f': {words}' if words else ''}"

@@ -29,9 +29,13 @@ def condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
 
 @dataclass(frozen=True)
 class Memory:
-    """`uids`: pods of trainer and inference that were seen to run in this attempt, by role. Times in Unix seconds."""
+    """`uids`: pods of trainer and inference that were seen to run in this attempt, by role. Times in Unix seconds.
+
+    `fleet_attempt`: the attempt in which engines and orchestrator were started; they outlive the attempts of a lost trainer.
+    """
 
     attempt: int
+    fleet_attempt: int
     restarts: int
     start_time: float
     attempt_time: float
@@ -50,6 +54,7 @@ class Memory:
         begun = now if start is None else start
         return cls(
             attempt=int(status.get("attempt", 0)),
+            fleet_attempt=int(status.get("fleetAttempt", status.get("attempt", 0))),
             restarts=int(status.get("restarts", 0)),
             start_time=begun,
             attempt_time=begun if attempt_time is None else attempt_time,
@@ -60,6 +65,10 @@ class Memory:
             last_failure_reason=status.get("lastFailure", {}).get("reason", ""),
             uids={role: frozenset(status.get(role, {}).get("uids", ())) for role in (names.TRAINER, names.INFERENCE)},
         )
+
+    def attempt_of(self, role: str) -> int:
+        """The attempt that the role's pods carry."""
+        return self.attempt if role == names.TRAINER else self.fleet_attempt
 
 
 def read_verdict(status: Mapping[str, Any]) -> Verdict | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fp8rl_operator import names
 from fp8rl_workers.protocol import GroupDocument
 
 
@@ -37,15 +38,18 @@ class Loss:
 class Plan:
     """One step of a job. Times in Unix seconds.
 
-    `running`: the pods of `attempt` shall exist. `end_pods`: uids to end now. `group`: goes to the orchestrator.
+    `fleet_attempt`: the attempt in which engines and orchestrator were started. `running`: pods shall exist; `backing_off`:
+    the trainer's not yet. `end_pods`: uids to end now. `group`: goes to the orchestrator.
     `waiting` becomes the reason of Ready and Reconciling, `stalled` that of Stalled, `verdict` that of Complete or
     Failed. `resumed`: the job was suspended until now. `loss`: why a new attempt begins.
     """
 
     attempt: int
+    fleet_attempt: int
     restarts: int
     attempt_time: float
     running: bool = False
+    backing_off: bool = False
     suspended: bool = False
     resumed: bool = False
     hands_off: bool = False
@@ -57,3 +61,12 @@ class Plan:
     stalled: Waiting | None = None
     loss: Loss | None = None
     requeue_after: float = 15.0
+
+    def attempt_of(self, role: str) -> int:
+        """The attempt that the role's pods carry."""
+        return self.attempt if role == names.TRAINER else self.fleet_attempt
+
+    def replicas(self, role: str, asked: int) -> int:
+        """Pods of a role that shall exist now."""
+        waits = role == names.TRAINER and self.backing_off
+        return asked if self.running and not waits else 0

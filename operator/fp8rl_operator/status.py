@@ -44,7 +44,8 @@ def firm(status: Status) -> Status:
 
 def counters(old: Status, plan: Plan, now: float) -> Status:
     """Attempt, restarts and the times of the job's life."""
-    found: Status = {"attempt": plan.attempt, "restarts": plan.restarts, "attemptTime": from_time(plan.attempt_time)}
+    found: Status = {"attempt": plan.attempt, "fleetAttempt": plan.fleet_attempt, "restarts": plan.restarts}
+    found["attemptTime"] = from_time(plan.attempt_time)
     if plan.resumed or "startTime" not in old:
         found["startTime"] = from_time(now)
     if plan.verdict is not None and "completionTime" not in old:
@@ -63,9 +64,9 @@ def roles(job: FP8RLJob, seen: Observed, plan: Plan) -> Status:
     }
     found: Status = {}
     for role, count in wanted.items():
-        pods = seen.of_role(role, plan.attempt)
+        pods = seen.of_role(role, plan.attempt_of(role))
         found[role] = {
-            "desired": count if plan.running else 0,
+            "desired": plan.replicas(role, count),
             "ready": sum(pod.ready for pod in pods),
             "updated": len(pods),
             "restarts": sum(pod.restarts for pod in pods),

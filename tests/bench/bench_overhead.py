@@ -91,7 +91,16 @@ def run_and_weigh(out: Path, steps: int) -> dict[str, Any]:
     Raises:
         subprocess.CalledProcessError: the run failed.
     """
-    command = [str(FP8RL), "run", str(SAMPLE), "--out", str(out / "overhead"), "--set", f"spec.rollout.steps={steps}"]
+    command = [
+        str(FP8RL),
+        "run",
+        str(SAMPLE),
+        "--fresh",
+        "--out",
+        str(out / "overhead"),
+        "--set",
+        f"spec.rollout.steps={steps}",
+    ]
     process = subprocess.Popen(command)
     peaks: dict[str, Any] = {phase: {"pss_mb": 0.0} for phase in ("running", "reporting")}
     while process.poll() is None:

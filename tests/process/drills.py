@@ -125,9 +125,15 @@ class RealRun:
         rows = json.loads(path.read_text()) if path.exists() else []
         return sorted((row for row in rows if f"-{role}-" in row["name"]), key=lambda row: row["address"])
 
+    def places(self, role: str) -> dict[str, int]:
+        """Address to number of restarts of a role's pods: unchanged where nothing was started again."""
+        return {row["address"]: row["restarts"] for row in self.pods(role)}
+
     def kill(self, role: str) -> dict[str, Any]:
-        """SIGKILL the main process of the role's first pod; returns its row."""
-        pod = self.pods(role)[0]
+        """SIGKILL the main process of the role's first pod that runs; returns its row."""
+        pod = self.until(
+            lambda: next((row for row in self.pods(role) if "main" in row["pids"]), None), 5.0, "its process id"
+        )
         os.kill(pod["pids"]["main"], signal.SIGKILL)
         return pod
 

@@ -14,7 +14,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -223,6 +223,7 @@ class Engine:
     name: str = "inference-0"
     uid: str = "engine-uid-0"
     engine_args: dict[str, Any] = field(default_factory=dict)
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
     environ: dict[str, str] = field(default_factory=dict)
     model_config: dict[str, Any] = field(default_factory=lambda: MODEL_CONFIG)
@@ -240,6 +241,7 @@ class Engine:
             weight_sync=self.weight_sync,
             max_model_len=256,
             engine_args=self.engine_args,
+            dtype=self.dtype,
         )
         (self.folder / "engine.json").write_text(config.model_dump_json())
         (self.folder / "token").write_text(TOKEN)

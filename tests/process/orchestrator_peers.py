@@ -7,6 +7,7 @@ for every step that its version lacks. The real ones are in the end-to-end tests
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -23,7 +24,7 @@ from prometheus_client import CollectorRegistry
 
 from fp8rl_workers.config import ENGINE_PORT, ORCHESTRATOR_PORT, TRAINER_PORT
 from fp8rl_workers.errors import NotYetError, StaleError, WorkerError
-from fp8rl_workers.http import make_app, read_record, record_response, serve
+from fp8rl_workers.http import Handler, make_app, read_record, record_response, serve
 from fp8rl_workers.models.tokenizer import EOS_ID, build_tokenizer
 from fp8rl_workers.protocol import (
     CommitReport,
@@ -64,7 +65,10 @@ async def cut(runner: web.AppRunner) -> None:
 
 
 class StandInEngine:
-    """One engine. `prepare_error` makes its next prepare fail; `on_commit` runs before a commit is answered."""
+    """One engine. `prepare_error` makes its next prepare fail; `on_commit` runs before a commit is answered.
+
+    While `awake` is clear it takes connections and answers nothing, as after SIGSTOP.
+    """
 
     def __init__(self, pod: str, host: str) -> None:
         self.pod, self.uid, self.host = pod, f"uid-{pod}", host
@@ -76,8 +80,11 @@ class StandInEngine:
         self.seconds = 0.002
         self.on_commit: Callable[[], Any] = lambda: None
         self.commits: list[Decision] = []
+        self.attempts: list[Decision] = []
         self.requests: list[dict[str, Any]] = []
         self.runner: web.AppRunner | None = None
+        self.awake = asyncio.Event()
+        self.awake.set()
         self.boot()
 
     def boot(self) -> None:
@@ -106,6 +113,7 @@ class StandInEngine:
 
     async def start(self) -> None:
         app = make_app(TOKEN, CollectorRegistry(), lambda: None)
+        app.middlewares.append(self._only_awake)
         app.add_routes(
             [
                 web.get("/openapi.json", self._openapi),
@@ -126,6 +134,11 @@ class StandInEngine:
             await cut(runner)
         self.boot()
 
+    @web.middleware
+    async def _only_awake(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        await self.awake.wait()
+        return await handler(request)
+
     async def _openapi(self, _: web.Request) -> web.Response:
         return web.json_response({"paths": {path: {} for path in self.paths}})
 
@@ -145,6 +158,7 @@ class StandInEngine:
         decision = await read_record(request, Decision)
         if self.prepared is None or self.prepared[0] != decision.sync_id or self.epoch != decision.epoch:
             raise StaleError(f"sync {decision.sync_id} is not prepared here")
+        self.attempts.append(decision)
         self.on_commit()
         if self.runner is None:
             raise NotYetError("killed")
@@ -185,6 +199,10 @@ class StandInTrainer:
         self.host, self.engines = host, engines
         self.attempt, self.step, self.version = 0, 0, 0
         self.step_seconds = 0.05
+        self.sync_seconds = 0.02
+        self.syncing = 0
+        self.steps_under_syncs: list[int] = []
+        self.tokenizer_digest = ""
         self.checkpoints: dict[int, dict[str, Any]] = {}
         self.orchestrator: dict[str, Any] = {}
         self.last: StepResult | None = None
@@ -231,6 +249,7 @@ class StandInTrainer:
             version=self.version,
             resolved=ResolvedPrecision(recipe="bf16", wire="blockwise", scale_format="pow2"),
             orchestrator=self.orchestrator,
+            tokenizer_digest=self.tokenizer_digest,
             last_result=self.last,
         )
         return record_response(state)
@@ -249,41 +268,55 @@ class StandInTrainer:
     async def _sync(self, request: web.Request) -> web.Response:
         sync = await read_record(request, SyncRequest)
         assert sync.version > self.version, "a version was used twice"
-        self.version = sync.version
-        digest = f"digest-{self.attempt}-{self.step}"
-        members = [item for item in self.engines if item.epoch == sync.epoch]
-        reports = []
-        for rank, engine in enumerate(sorted(members, key=lambda item: item.uid), 1):
-            error, engine.prepare_error = engine.prepare_error, ""
-            if not error:
-                engine.prepared = (sync.sync_id, sync.version, self.step, digest)
-            reports.append(
-                MemberReport(
-                    sync_id=sync.sync_id,
-                    epoch=sync.epoch,
-                    rank=rank,
-                    state="failed" if error else "prepared",
-                    version=sync.version,
-                    digest="" if error else digest,
-                    error=error,
-                )
-            )
-        await asyncio.sleep(0.02)
+        assert not self.syncing, "two syncs at once"
+        self.version, self.syncing = sync.version, sync.sync_id
+        try:
+            return record_response(await self._publish(sync, self.step, f"digest-{self.attempt}-{self.step}"))
+        finally:
+            self.syncing = 0
+
+    async def _publish(self, sync: SyncRequest, step: int, digest: str) -> SyncReport:
+        started, attempt = time.monotonic(), self.attempt
+        members = sorted((item for item in self.engines if item.epoch == sync.epoch), key=lambda item: item.uid)
+        reports = await asyncio.gather(
+            *(self._report(sync, rank, engine, step, digest) for rank, engine in enumerate(members, 1))
+        )
+        wired = time.monotonic()
+        await asyncio.sleep(self.sync_seconds)
         result = self.after_prepare()
         if asyncio.iscoroutine(result):
             await result
-        return record_response(
-            SyncReport(
-                sync_id=sync.sync_id,
-                epoch=sync.epoch,
-                version=sync.version,
-                step=self.step,
-                attempt=self.attempt,
-                digest=digest,
-                wire_bytes=1000,
-                stages={"cast": 0.01, "wire": 0.01},
-                members=reports,
-            )
+        return SyncReport(
+            sync_id=sync.sync_id,
+            epoch=sync.epoch,
+            version=sync.version,
+            step=step,
+            attempt=attempt,
+            digest=digest,
+            wire_bytes=1000,
+            stages={"cast": 0.0, "wire": wired - started},
+            members=list(reports),
+        )
+
+    async def _report(
+        self, sync: SyncRequest, rank: int, engine: StandInEngine, step: int, digest: str
+    ) -> MemberReport:
+        """What an engine says about an offer; nothing within the time limit when it hangs."""
+        error, engine.prepare_error = engine.prepare_error, ""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(sync.timeout_seconds):
+                await engine.awake.wait()
+        error = error or ("" if engine.awake.is_set() else f"no report within {sync.timeout_seconds:g} s")
+        if not error:
+            engine.prepared = (sync.sync_id, sync.version, step, digest)
+        return MemberReport(
+            sync_id=sync.sync_id,
+            epoch=sync.epoch,
+            rank=rank,
+            state="failed" if error else "prepared",
+            version=sync.version,
+            digest="" if error else digest,
+            error=error,
         )
 
     async def _decide(self, request: web.Request) -> web.Response:
@@ -301,6 +334,8 @@ class StandInTrainer:
         if step.step != self.step + 1:
             raise StaleError(f"step {step.step} after {self.step}")
         self.requests.setdefault(step.step, []).append(step)
+        if self.syncing:
+            self.steps_under_syncs.append(step.step)
         attempt, self.training = self.attempt, True
         await asyncio.sleep(self.step_seconds)
         if attempt != self.attempt:

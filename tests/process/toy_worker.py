@@ -22,13 +22,17 @@ DIR = Path(os.environ["TOY_DIR"])
 GROUP: dict = {}
 
 
+def attempt() -> int:
+    return GROUP.get("attempt", ATTEMPT)
+
+
 def said() -> str:
     path = DIR / f"{ROLE}.says"
-    return path.read_text() if path.exists() and ATTEMPT == 0 else ""
+    return path.read_text() if path.exists() and attempt() == 0 else ""
 
 
 def state() -> dict:
-    base = {"job_uid": CONFIG["uid"], "attempt": ATTEMPT, "reason": said(), "message": said() and f"{ROLE} said so"}
+    base = {"job_uid": CONFIG["uid"], "attempt": attempt(), "reason": said(), "message": said() and f"{ROLE} said so"}
     if ROLE == "trainer":
         return base | {"phase": "failed" if said() else "idle", "pod": os.environ["FP8RL_POD_NAME"]}
     complete = (DIR / "done").exists()

@@ -14,7 +14,7 @@ from builders import make_body, make_job
 
 from fp8rl_operator.cli import main
 from fp8rl_operator.cli_progress import Figures, clock
-from fp8rl_operator.local.run import RunFolderError, open_run, resumed
+from fp8rl_operator.local.folder import RunFolderError, move_aside, open_run, resumed
 from fp8rl_operator.spec import parse
 
 
@@ -48,7 +48,7 @@ def test_a_run_stays_under_150_mb_without_heavy_libraries() -> None:
 
 
 def test_usage_errors_are_exit_code_two() -> None:
-    for words in ([], ["nothing"], ["run", "--no-such-option"]):
+    for words in ([], ["nothing"], ["run", "--no-such-option"], ["run", "x", "--fresh", "--resume"]):
         with pytest.raises(SystemExit) as caught:
             main(words)
         assert caught.value.code == 2
@@ -77,6 +77,36 @@ def test_a_file_that_is_no_job_is_one_clear_error(
         path.write_text(text)
     assert main(["validate", str(path)]) == 1
     assert words in capsys.readouterr().err
+
+
+def test_an_environment_is_asked_whether_it_exists_and_takes_its_arguments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = {"id": "reverse-text", "args": {"min_length": 0, "shape": 3}}
+    path = manifest(tmp_path, rollout={"environment": environment}, evaluation={"environment": {"id": "chess"}})
+    lines = path.read_text().splitlines()
+    number = {
+        word: next(n for n, line in enumerate(lines, 1) if word in line) for word in ("min_length", "shape", "chess")
+    }
+    for words in (["validate", str(path)], ["run", str(path), "--out", str(tmp_path / "run")]):
+        assert main(words) == 1
+        told = [line for line in capsys.readouterr().err.splitlines() if ": warning: " not in line]
+        assert told == [
+            (
+                f"{path}:{number['chess']}: spec.evaluation.environment.id: value chess: is no environment;"
+                " known are arithmetic, calculator, reverse-text, verifiers:NAME"
+            ),
+            (
+                f"{path}:{number['min_length']}: spec.rollout.environment.args.min_length: value 0: environment reverse-text:"
+                " Input should be greater than or equal to 1; correct it or leave it out"
+            ),
+            (
+                f"{path}:{number['shape']}: spec.rollout.environment.args.shape: value 3: environment reverse-text:"
+                " Extra inputs are not permitted; correct it or leave it out"
+            ),
+            f"fp8rl: {path}: 3 faults",
+        ]
+    assert not (tmp_path / "run").exists()
 
 
 def test_render_prints_objects_that_yaml_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,8 +142,27 @@ def test_a_new_run_gets_a_uid_and_keeps_it_when_it_goes_on(tmp_path: Path) -> No
     job = open_run(parse(body), tmp_path / "new", resume=False, now=0.0)
     assert len(job.uid) == 36
     (tmp_path / "x").touch()
-    with pytest.raises(RunFolderError, match="exists and is not empty; --resume goes on with it"):
+    with pytest.raises(RunFolderError, match="exists and is not empty; --resume goes on with it, --fresh"):
         open_run(job, tmp_path, resume=False, now=0.0)
+
+
+def test_a_run_is_moved_aside_to_the_first_free_name(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert move_aside(folder) is None
+    for number in (1, 2):
+        folder.mkdir()
+        assert move_aside(folder) is None
+        (folder / "status.yaml").write_text(str(number))
+        assert move_aside(folder) == tmp_path / f"run.{number}"
+        assert not folder.exists()
+    assert [(tmp_path / f"run.{number}" / "status.yaml").read_text() for number in (1, 2)] == ["1", "2"]
+
+
+def test_a_folder_that_holds_no_run_is_never_moved(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(RunFolderError, match=r"holds no run, status.yaml is missing; name another --out"):
+        move_aside(tmp_path)
+    assert (tmp_path / "thesis.tex").exists()
 
 
 def test_a_failed_run_goes_on_as_a_new_attempt_and_a_complete_one_stays() -> None:
@@ -127,6 +176,7 @@ def test_a_failed_run_goes_on_as_a_new_attempt_and_a_complete_one_stays() -> Non
     }
     assert resumed(failed, 0.0) == {
         "attempt": 3,
+        "fleetAttempt": 3,
         "restarts": 0,
         "version": 9,
         "step": 5,

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from fp8rl_workers.config import ENGINE_PORT, EngineConfig, PodEnvironment
+from fp8rl_workers.config import ENGINE_PORT, EngineConfig, PodEnvironment, WeightSyncConfig
 from fp8rl_workers.errors import InvalidInputError, InvalidModelError
 from fp8rl_workers.inference.launch import (
     Engine,
@@ -91,6 +91,8 @@ def test_a_wire_that_a_cpu_cannot_hold_is_refused_with_the_way_out():
     assert "--hf-overrides" not in arguments(job(), pod(), resolved(), moe, CPU, has_tokenizer=True)
     with pytest.raises(InvalidInputError, match=r"precision\.quantizeAt"):
         words(precision=resolved(quantize_at="engine"))
+    with pytest.raises(InvalidInputError, match=r"weightSync\.mode: inPlace"):
+        words(weight_sync=WeightSyncConfig(mode="inPlace"))
 
 
 def test_the_longest_context_comes_from_the_job_or_from_the_orchestrator_never_from_the_model():

@@ -50,8 +50,10 @@ TRAINER = """\
         (NO_KERNEL, "ValueError: Unsupported FP8 MoE backend: NONE"),
         (
             DEAD,
-            "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
-            " See stack trace (above) for the root cause.",
+            (
+                "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
+                " See stack trace (above) for the root cause."
+            ),
         ),
         (TRAINER, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
         ("the toy was told to crash\n\n", "the toy was told to crash"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from fp8rl_operator.plan_types import Plan
 from fp8rl_operator.spec import FP8RLJob, parse
 from fp8rl_workers.config import EngineConfig, OrchestratorConfig, TrainerConfig
 
-PLAN = Plan(attempt=2, restarts=1, attempt_time=0.0, running=True)
+PLAN = Plan(attempt=2, fleet_attempt=1, restarts=1, attempt_time=0.0, running=True)
 ROLES = ("trainer", "inference", "orchestrator")
 
 
@@ -107,17 +108,38 @@ def test_selectors_select_the_pods_of_their_own_template() -> None:
 
 def test_only_the_attempt_changes_in_a_pod_template() -> None:
     job = make_job()
-    first = workloads(job, Plan(attempt=0, restarts=0, attempt_time=0.0, running=True))
+    first = workloads(job, Plan(attempt=0, fleet_attempt=0, restarts=0, attempt_time=0.0, running=True))
+    own = {"trainer": "2", "inference": "1", "orchestrator": "1"}
     for role, workload in workloads(job).items():
         template, before = workload["spec"]["template"], first[role]["spec"]["template"]
-        assert template["metadata"]["annotations"] == {"fp8rl.dev/attempt": "2"}
+        assert template["metadata"]["annotations"] == {"fp8rl.dev/attempt": own[role]}
         assert before["metadata"]["annotations"] == {"fp8rl.dev/attempt": "0"}
         assert template["spec"] == before["spec"]
 
 
+def test_prompts_of_a_hub_are_fetched_beside_the_orchestrators_state() -> None:
+    hub = {"repository": "o/d", "subset": "easy", "revision": "v1", "secretName": "hf"}
+    pods = workloads(make_job({"rollout": {"dataset": {"hub": hub, "split": "test"}}}))
+    init = {
+        role: [c["name"] for c in item["spec"]["template"]["spec"]["initContainers"]] for role, item in pods.items()
+    }
+    assert init["orchestrator"] == ["prepare-model", "prepare-prompts"]
+    assert init["trainer"] == init["inference"] == ["prepare-model"]
+    fetch = pods["orchestrator"]["spec"]["template"]["spec"]["initContainers"][1]
+    env = {item["name"]: item for item in fetch["env"]}
+    assert fetch["command"] == ["python", "-m", "fp8rl_workers.models.prompts"]
+    asked = {"repository": "o/d", "revision": "v1", "split": "test", "subset": "easy"}
+    assert json.loads(env["FP8RL_DATASET_SOURCE"]["value"]) == asked
+    assert env["HF_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "hf", "key": "token"}
+    objects = built(make_job({"rollout": {"dataset": {"hub": hub, "split": "test"}}}))
+    config = json.loads(objects["ConfigMap/job-orchestrator"]["data"]["config.json"])
+    assert config["dataset"]["path"] == env["FP8RL_DATASET_PATH"]["value"]
+    assert re.fullmatch(r"/var/lib/fp8rl/prompts-[0-9a-f]{8}\.jsonl", config["dataset"]["path"])
+
+
 def test_a_plan_without_running_pods_scales_to_zero() -> None:
     job = make_job()
-    stopped = workloads(job, Plan(attempt=0, restarts=0, attempt_time=0.0))
+    stopped = workloads(job, Plan(attempt=0, fleet_attempt=0, restarts=0, attempt_time=0.0))
     assert {role: item["spec"]["replicas"] for role, item in stopped.items()} == dict.fromkeys(ROLES, 0)
     running = {role: item["spec"]["replicas"] for role, item in workloads(job).items()}
     assert running == {"trainer": 1, "inference": 2, "orchestrator": 1}

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from fp8rl_workers.errors import StaleError
-from fp8rl_workers.orchestrator.epochs import GroupView, NextAction, fits, form_epoch, next_action, participants
+from fp8rl_workers.orchestrator.epochs import (
+    GroupView,
+    NextAction,
+    fits,
+    form_epoch,
+    in_sync,
+    next_action,
+    participants,
+)
 from fp8rl_workers.orchestrator.lineage import Lineage, Published
 from fp8rl_workers.protocol import EngineState, GroupDocument, GroupMember, TrainerState
 
@@ -103,6 +111,18 @@ def test_an_epoch_fits_until_a_pod_changes_or_an_engine_forgets_it() -> None:
         ({"newest": Published(version=7, attempt=1, step=2)}, "publish", "step 3"),
         ({"newest": Published(version=7, attempt=0, step=3)}, "publish", "step 3"),
         ({"serving": frozenset({"1"})}, "publish", "version 7 to reach engine-b"),
+        ({"serving": frozenset({"1"}), "paused": frozenset({"2"})}, "none", ""),
+        ({"serving": frozenset(), "paused": frozenset({"1", "2"})}, "publish", "version 7 to reach engine-a, engine-b"),
+        ({"serving": frozenset(), "held": "engine-a: no memory"}, "wait", "to reach engine-a, engine-b: engine-a: no"),
+        (
+            {"epoch": None, "newest": None, "held": "bad digest"},
+            "wait",
+            "the weights of step 3 to reach the engines: bad",
+        ),
+        ({"held": "engine-a: no memory"}, "none", ""),
+        ({"trainer": trainer(phase="training"), "stepping": 4, "serving": frozenset({"1"})}, "publish", "engine-b"),
+        ({"trainer": trainer(phase="training"), "stepping": 4}, "none", ""),
+        ({"trainer": trainer(phase="training", step=4), "stepping": 4}, "wait", "to finish step 4"),
     ],
 )
 def test_the_next_action_follows_from_what_is_seen(changes: dict[str, Any], kind: str, text: str) -> None:
@@ -110,6 +130,16 @@ def test_the_next_action_follows_from_what_is_seen(changes: dict[str, Any], kind
     assert action.kind == kind
     assert text in action.text
     assert action == NextAction("none") or action.text
+
+
+def test_the_group_is_in_sync_while_the_trainer_computes_its_next_step() -> None:
+    assert in_sync(VIEW)
+    assert in_sync(replace(VIEW, trainer=trainer(phase="training")))
+    assert not in_sync(replace(VIEW, trainer=trainer(step=4)))
+    assert not in_sync(replace(VIEW, trainer=None))
+    assert not in_sync(replace(VIEW, serving=frozenset({"1"})))
+    assert in_sync(replace(VIEW, serving=frozenset({"1"}), paused=frozenset({"2"})))
+    assert not in_sync(replace(VIEW, participants=()))
 
 
 def test_a_version_is_never_used_twice_and_knows_its_attempt() -> None:

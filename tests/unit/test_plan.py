@@ -41,8 +41,10 @@ class PureWorld:
         status = next_status(self.job, seen, plan, self.now)
         if status is not None:
             self.job = self.job.model_copy(update={"status": status})
-        if plan.attempt != max((pod.attempt for pod in self.pods), default=plan.attempt):
-            self.pods = make_pods(plan.attempt) if plan.running else []
+        if plan.verdict is None and plan.loss is not None:
+            wanted = make_pods(plan.attempt, fleet=plan.fleet_attempt)
+            kept = {pod.uid: pod for pod in self.pods}
+            self.pods = [kept.get(pod.uid, pod) for pod in wanted if plan.replicas(pod.role, 1)]
             self.words = {}
 
     def strike(self, case: Case) -> None:
@@ -94,22 +96,39 @@ def test_the_group_has_started_pods_only_by_uid_trainer_first() -> None:
     assert (group.generation, group.attempt, group.job_uid) == (1_000_000_000, 0, job.uid)
 
 
-def test_the_backoff_doubles_and_no_pod_runs_meanwhile() -> None:
+def test_the_backoff_doubles_and_no_trainer_runs_meanwhile() -> None:
     job = make_job({"failurePolicy": {"backoffSeconds": 10}})
     world = PureWorld(job)
     world.step()
     world.pods[0] = replace(world.pods[0], restarts=1, exit_code=1)
     seen = world.observe()
     plan = compute_plan(world.job, seen, NOW + 2)
-    assert (plan.attempt, plan.restarts, plan.running, plan.requeue_after) == (1, 1, False, 10.0)
+    assert (plan.attempt, plan.fleet_attempt, plan.restarts, plan.requeue_after) == (1, 0, 1, 10.0)
+    assert (plan.replicas("trainer", 1), plan.replicas("inference", 2), plan.replicas("orchestrator", 1)) == (0, 2, 1)
     assert plan.attempt_time == NOW + 12
     status = next_status(world.job, seen, plan, NOW + 2)
     waiting = compute_plan(world.job.model_copy(update={"status": status}), Observed(tuple(make_pods())), NOW + 5)
-    assert (waiting.running, waiting.requeue_after, waiting.attempt) == (False, 7.0, 1)
-    assert len(waiting.end_pods) == 4
+    assert (waiting.replicas("trainer", 1), waiting.requeue_after, waiting.attempt) == (0, 7.0, 1)
+    assert waiting.end_pods == ("trainer-0-0",)
+    assert waiting.group is not None
+    assert (waiting.group.attempt, [member.role for member in waiting.group.members]) == (1, ["inference"] * 2)
     lost = Observed((make_pod("trainer", attempt=1, restarts=1, exit_code=1),))
     again = compute_plan(world.job.model_copy(update={"status": status}), lost, NOW + 60)
     assert again.requeue_after == 20.0
+
+
+def test_a_lost_engine_under_restart_takes_all_pods_away_until_the_backoff_is_over() -> None:
+    world = PureWorld(make_job({"failurePolicy": {"backoffSeconds": 10, "replicaLoss": "restart"}}))
+    world.step()
+    world.pods[2] = replace(world.pods[2], restarts=1, exit_code=1)
+    seen = world.observe()
+    plan = compute_plan(world.job, seen, NOW + 2)
+    assert (plan.attempt, plan.fleet_attempt, plan.running) == (1, 1, False)
+    status = next_status(world.job, seen, plan, NOW + 2)
+    later = compute_plan(world.job.model_copy(update={"status": status}), Observed(tuple(make_pods())), NOW + 5)
+    assert (later.running, len(later.end_pods), later.group) == (False, 4, None)
+    again = compute_plan(world.job.model_copy(update={"status": status}), Observed(), NOW + 13)
+    assert [again.replicas(role, 1) for role in ("trainer", "inference", "orchestrator")] == [1, 1, 1]
 
 
 def test_pods_of_an_old_attempt_are_ended() -> None:
@@ -216,7 +235,21 @@ def test_a_pod_that_can_never_start_ends_the_job() -> None:
 
 
 def test_wrong_input_by_exit_code_is_never_tried_again() -> None:
-    pod = make_pod("orchestrator", ready=False, exit_code=65, message="tokenizer.json: not there")
+    text = "boots\nInvalidModel: model.path: /m/tokenizer.json does not exist\n"
+    pod = make_pod("orchestrator", ready=False, exit_code=65, message=text)
     verdict = compute_plan(make_job(), Observed((pod,)), NOW).verdict
-    assert verdict is not None
-    assert (verdict.complete, verdict.reason) == (False, "InvalidModel")
+    assert verdict == Verdict(
+        complete=False, reason="InvalidModel", message="model.path: /m/tokenizer.json does not exist"
+    )
+    silent = make_pod("inference", ready=False, exit_code=65)
+    verdict = compute_plan(make_job(), Observed((silent,)), NOW).verdict
+    expected = "inference pod job-inference-0 ended with code 65"
+    assert verdict == Verdict(complete=False, reason="InvalidInput", message=expected)
+
+
+def test_a_pod_that_ended_is_told_with_the_cause_and_not_with_the_last_line() -> None:
+    text = "(EngineCore pid=6) ValueError: no such kernel\n(APIServer pid=5) RuntimeError: See root cause above."
+    pods = [replace(pod, ready=False, reason="Error", message=text) for pod in make_pods() if pod.role == "inference"]
+    plan = compute_plan(make_job(), Observed((make_pod("trainer"), *pods)), NOW)
+    assert plan.waiting is not None
+    assert plan.waiting.message == "pod job-inference-0: Error: ValueError: no such kernel"

@@ -125,5 +125,13 @@ def test_stages_of_a_sync_add_up_to_prepare_and_commit() -> None:
     assert disjoint({"cast": 1.0}) == {"cast": 1.0}
 
 
+def test_a_step_beside_which_nothing_was_sampled_has_no_speed_and_stages_are_disjoint(tmp_path: Path) -> None:
+    last = record("step", 3, 210.0, 1, tokens_per_second=0.0)
+    sync = record("sync", 3, 211.0, 1, sync_seconds=1.0) | {"stages": {"cast": 0.25, "prepare": 0.5, "commit": 0.125}}
+    summary = summarize(read_records(write_run(tmp_path / "run", [*RECORDS[2:3], last, sync])))
+    assert summary["tokens_per_second_p50"] == 10.0
+    assert summary["weight_sync_stages_p50"] == {"cast": 0.25, "rest of prepare": 0.25, "commit": 0.125}
+
+
 def test_quantiles_interpolate() -> None:
     assert (quantile([1.0, 2.0, 4.0], 0.5), quantile([0.0, 1.0], 0.9), quantile([], 0.5)) == (2.0, 0.9, None)

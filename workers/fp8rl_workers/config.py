@@ -161,6 +161,9 @@ class EngineConfig(JobConfig):
     max_model_len: int | None = None
     max_in_flight: int = 64
     engine_args: dict[str, Any] = {}
+    dtype: Literal["bfloat16", "float32"] = Field(
+        default="bfloat16", description="Arithmetic beside FP8 kernels; float32 is for exact comparisons on a CPU."
+    )
 
 
 class EnvironmentConfig(Record):

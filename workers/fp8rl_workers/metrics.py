@@ -1,7 +1,8 @@
 """Every metric of the workers: the keys of `metrics.jsonl` and their Prometheus names, defined once.
 
 A key of STEP_METRICS is a field of `protocol.StepRecord.metrics`; its Prometheus gauge is named beside it. Base units,
-no pod names. `stage` is a label (`gather`, `cast`, `wire`, `load`, `commit`, ...), `reason` the label of drops.
+no pod names. `stage` is a label: `offer`, `gather`, `cast`, `wire`, `digest`, `load`, on the orchestrator also `report` (the rest of the
+prepare phase: round trips, waiting for answers) and `commit`; stages are disjoint and add up to the sync. `reason` labels drops.
 """
 
 from __future__ import annotations
@@ -83,10 +84,14 @@ class WorkerMetrics:
             buckets=EPISODE_BUCKETS,
             registry=self.registry,
         )
-        self.sync_failures = Counter("fp8rl_weight_sync_failures", "Failed weight syncs.", registry=self.registry)
+        self.sync_failures = Counter(
+            "fp8rl_weight_sync_failures",
+            "Weight syncs that failed on an engine or reached none.",
+            registry=self.registry,
+        )
         self.sync_stage = Histogram(
             "fp8rl_weight_sync_stage_seconds",
-            "Weight sync by stage.",
+            "Weight sync by stage; the stages add up to the whole.",
             ["stage"],
             buckets=SYNC_BUCKETS,
             registry=self.registry,

@@ -32,14 +32,22 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from fp8rl_workers.config import Record
 
 EngineWire = Literal["blockwise", "mxfp8", "channel", "bf16"]
 
 
-class ResolvedPrecision(Record):
+class Reply(Record):
+    """What somebody reports: fields that its reader does not know yet are ignored, so that a newer worker and an older
+    operator understand each other. What somebody asks for refuses them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class ResolvedPrecision(Reply):
     """What `auto` became, decided by the trainer from the device that it runs on and from the model's files."""
 
     recipe: Literal["blockwise", "mxfp8", "bf16"]
@@ -79,7 +87,7 @@ class Epoch(Record):
     members: list[Member]
 
 
-class EpochReport(Record):
+class EpochReport(Reply):
     """Who has joined."""
 
     epoch: int
@@ -97,7 +105,7 @@ class SyncRequest(Record):
     timeout_seconds: float
 
 
-class MemberReport(Record):
+class MemberReport(Reply):
     """What one engine rank says about one offer."""
 
     sync_id: int
@@ -111,8 +119,8 @@ class MemberReport(Record):
     load_seconds: float = 0.0
 
 
-class SyncReport(Record):
-    """The prepare phase as the trainer saw it. `stages`: seconds of gather, cast, wire, load (receive-side work), offer."""
+class SyncReport(Reply):
+    """The prepare phase as the trainer saw it. `stages`: seconds of offer, gather, cast, wire, digest, load; disjoint."""
 
     sync_id: int
     epoch: int
@@ -138,7 +146,7 @@ class Decision(Record):
     committed: bool
 
 
-class CommitReport(Record):
+class CommitReport(Reply):
     """An engine's answer to a commit. `running`: output tokens that each running request had at the turn of version."""
 
     version: int
@@ -147,7 +155,7 @@ class CommitReport(Record):
     paused_seconds: float = 0.0
 
 
-class EngineState(Record):
+class EngineState(Reply):
     """`version: None` means nothing is committed yet: not Ready."""
 
     phase: Literal["waiting", "booting", "serving"]
@@ -196,7 +204,7 @@ class StepRequest(Record):
     orchestrator: dict[str, Any] = {}
 
 
-class StepResult(Record):
+class StepResult(Reply):
     """One optimizer step. Metrics: see `fp8rl_workers.metrics.STEP_METRICS`."""
 
     step: int
@@ -204,7 +212,7 @@ class StepResult(Record):
     checkpoint_error: str = ""
 
 
-class TrainerState(Record):
+class TrainerState(Reply):
     """The trainer as it is. `step`: last finished step. `orchestrator`: given back from the checkpoint it resumed from."""
 
     job_uid: str
@@ -243,7 +251,7 @@ class GroupDocument(Record):
     suspended: bool = False
 
 
-class MemberStatus(Record):
+class MemberStatus(Reply):
     """One member as the orchestrator sees it."""
 
     pod: str
@@ -252,9 +260,10 @@ class MemberStatus(Record):
     transport: str = "gloo"
     version: int | None = None
     state: Literal["waiting", "booting", "joining", "serving", "fenced", "lost"]
+    message: str = Field(default="", description="Its last error, one line; empty when nothing is wrong.")
 
 
-class OrchestratorStatus(Record):
+class OrchestratorStatus(Reply):
     """Progress, for the operator's status and the progress bar. Times are Unix seconds."""
 
     job_uid: str

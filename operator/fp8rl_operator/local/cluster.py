@@ -135,6 +135,7 @@ class LocalCluster:
         for uid in plan.end_pods:
             self.end(uid)
         self.step()
+        self.write_pods()  # a shim writes its container's process id a moment after the start
         if token is not None and plan.group is not None:
             await self.control.put_group(plan.group, [self.pod_state(pod) for pod in self.pods.values()], token)
         return Outcome(tuple(changed))

@@ -47,6 +47,7 @@ class Container:
     process: asyncio.subprocess.Process | None = None
     pid_file: Path | None = None
     killed_for: str = ""
+    log_start: int = 0
 
     @property
     def pid(self) -> int | None:
@@ -175,7 +176,7 @@ class PodRunner:
         state.ready = False
         state.state, state.exit_code = "terminated", 128 - code if code < 0 else code
         state.reason = "Completed" if code == 0 else "Error"
-        state.message = state.killed_for or last_words(state.exit_code, log)
+        state.message = state.killed_for or last_words(state.exit_code, log, state.log_start)
         if not self.terminating:
             self.node.event(self.name, "Exited", f"container {state.name} ended with code {state.exit_code}")
         self.changed()
@@ -187,6 +188,7 @@ class PodRunner:
         state.pid_file = self.folder / f"{state.name}.pid"
         state.pid_file.unlink(missing_ok=True)
         with log.open("ab") as output:
+            state.log_start = output.tell()
             return await asyncio.create_subprocess_exec(
                 *SHIM,
                 str(state.pid_file),

@@ -12,8 +12,7 @@ from pathlib import Path
 from fp8rl_operator.local import shim
 from fp8rl_operator.local.volumes import Object
 
-TAIL_BYTES = 4096
-TAIL_LINES = 20
+TAIL_BYTES = 1 << 16  # an engine tells the cause some hundred lines before its end
 MARK = "FP8RL_CONTAINER"
 ORPHAN_ROUNDS = 100
 
@@ -42,19 +41,19 @@ def read_pid(path: Path | None) -> int:
     return int(path.read_text() or 0) if path is not None and path.exists() else 0
 
 
-def tail(log: Path) -> str:
-    """Last lines of a log, as `terminationMessagePolicy: FallbackToLogsOnError` gives them."""
+def tail(log: Path, start: int) -> str:
+    """Last lines of a log from byte `start` on, as `terminationMessagePolicy: FallbackToLogsOnError` gives them, but longer."""
     with contextlib.suppress(OSError), log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-        return "\n".join(file.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
+        file.seek(max(start, log.stat().st_size - TAIL_BYTES))
+        return "\n".join(file.read().decode(errors="replace").splitlines())
     return ""
 
 
-def last_words(code: int, log: Path) -> str:
-    """Why a container ended with `code`: what killed it, else the end of its log; empty for 0."""
+def last_words(code: int, log: Path, start: int) -> str:
+    """Why a container ended with `code`: what killed it, else the end of its log since its last start; empty for 0."""
     if code == 128 + signal.SIGKILL:  # it could say nothing: its last line is about something else
         return "killed by SIGKILL, from outside or for want of memory"
-    return tail(log) if code else ""
+    return tail(log, start) if code else ""
 
 
 def kill_orphans(mark: str, session: int) -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import signal
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from fp8rl_operator import names
 from fp8rl_operator.local.cluster import LocalCluster
@@ -23,22 +19,16 @@ from fp8rl_operator.local.volumes import Folders
 from fp8rl_operator.manifests.model import MODEL_CACHE_VOLUME
 from fp8rl_operator.manifests.pod import STATE_VOLUME
 from fp8rl_operator.plan import Verdict
-from fp8rl_operator.plan_memory import from_time, read_verdict
+from fp8rl_operator.plan_memory import read_verdict
 from fp8rl_operator.reconcile import Pass, reconcile
-from fp8rl_operator.spec import FP8RLJob, parse
+from fp8rl_operator.spec import FP8RLJob
 
 TICK_SECONDS = 1.0
 GRACE_SECONDS = 5.0
-STATUS_FILE = "status.yaml"
 INTERRUPTED = "Interrupted"
 ENGINES_READY = "EnginesReady"
-KEPT_OF_STATUS = ("attempt", "version", "step", "precision")
 
 Show = Callable[[FP8RLJob, Pass], None]
-
-
-class RunFolderError(Exception):
-    """Raised when a run folder cannot be used as asked; the message names the folder and the way out."""
 
 
 @dataclass(frozen=True)
@@ -55,87 +45,6 @@ def model_cache(environ: dict[str, str] | None = None) -> Path:
     env = dict(os.environ) if environ is None else environ
     root = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME", "~")).expanduser() / ".cache")
     return Path(root) / "fp8rl"
-
-
-def owner(folder: Path) -> str | None:
-    """Process id of who runs a folder now, None if nobody does."""
-    path = folder / ".local" / "lock"
-    if not path.is_file():
-        return None
-    with path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return file.read().strip() or "?"
-    return None
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the run folder.
-
-    Raises:
-        RunFolderError: another process runs it.
-    """
-    (folder / ".local").mkdir(parents=True, exist_ok=True)
-    with (folder / ".local" / "lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            raise RunFolderError(
-                f"{folder}: is being run by process {file.read().strip()}; wait for it or end it"
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
-
-
-def read_run(folder: Path) -> FP8RLJob:
-    """The job of a run folder, with its status.
-
-    Raises:
-        RunFolderError: it is no run folder.
-        InvalidSpec: its job is not valid any more.
-    """
-    path = folder / STATUS_FILE
-    if not path.is_file():
-        raise RunFolderError(f"{folder}: no run folder, {STATUS_FILE} is missing; name the --out of a run")
-    return parse(yaml.safe_load(path.read_text()))
-
-
-def open_run(job: FP8RLJob | None, folder: Path, *, resume: bool, now: float) -> FP8RLJob:
-    """The job to run in `folder`: a new one with a uid of its own, or the folder's one going on.
-
-    Raises:
-        RunFolderError: a run is there and `resume` is not asked for, or the other way round.
-        InvalidSpec: the folder's job is not valid any more.
-    """
-    if resume:
-        old = read_run(folder)
-        if job is not None and job.name != old.name:
-            raise RunFolderError(f"{folder}: holds the run of {old.name}, not of {job.name}; name another --out")
-        spec = old.spec if job is None else job.spec
-        generation = old.metadata.generation + (spec != old.spec)
-        metadata = old.metadata.model_copy(update={"generation": generation})
-        return old.model_copy(update={"spec": spec, "metadata": metadata, "status": resumed(old.status, now)})
-    if folder.exists() and any(folder.iterdir()):
-        raise RunFolderError(f"{folder}: exists and is not empty; --resume goes on with it, --out names another folder")
-    if job is None:
-        raise RunFolderError("no job: name a manifest, or a run folder with --out and --resume")
-    metadata = job.metadata.model_copy(update={"uid": job.uid or str(uuid.uuid4()), "generation": 1})
-    return job.model_copy(update={"metadata": metadata, "status": {}})
-
-
-def resumed(status: dict[str, Any], now: float) -> dict[str, Any]:
-    """Status of a run that goes on: a new attempt, the restart budget whole; a complete one stays complete."""
-    verdict = read_verdict(status)
-    if verdict is not None and verdict.complete:
-        return status
-    kept = {key: status[key] for key in KEPT_OF_STATUS if key in status}
-    begun = {"startTime": from_time(now), "attemptTime": from_time(now)}
-    return {**kept, **begun, "attempt": int(status.get("attempt", 0)) + 1, "restarts": 0}
 
 
 def make_cluster(folder: Path, settings: Settings) -> LocalCluster:
@@ -184,9 +93,11 @@ async def until_end(
 
 
 def note_readiness(cluster: LocalCluster, done: Pass, noted: set[int]) -> None:
-    """Record once an attempt when its engines were ready: the report counts from then."""
+    """Record once an attempt when its engines were ready: the report counts from then. Those that outlived a trainer stay so."""
     status = done.seen.orchestrator
-    if status is not None and status.engines_ready_time is not None and status.attempt not in noted:
+    if status is None or status.engines_ready_time is None or status.attempt in noted:
+        return
+    if status.attempt == done.plan.fleet_attempt:
         noted.add(status.attempt)
         cluster.event_at(status.engines_ready_time, ENGINES_READY, str(status.attempt))
 

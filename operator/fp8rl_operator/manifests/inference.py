@@ -44,7 +44,7 @@ def deployment(job: FP8RLJob, role: Role, plan: Plan) -> Object:
         "kind": "Deployment",
         "metadata": metadata(job, names.INFERENCE),
         "spec": {
-            "replicas": job.spec.inference.replicas if plan.running else 0,
+            "replicas": plan.replicas(names.INFERENCE, job.spec.inference.replicas),
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "100%"}},
             "selector": {"matchLabels": selector(job, names.INFERENCE)},
             "template": pod_template(job, role, plan),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import posixpath
 
@@ -12,6 +13,7 @@ MODEL_FOLDER = "/models"
 MODEL_CACHE = "/var/cache/fp8rl-models"
 MODEL_CACHE_VOLUME = "model-cache"
 DATA_FOLDER = "/data"
+STATE_FOLDER = "/var/lib/fp8rl"
 
 
 def model_path(job: FP8RLJob) -> str:
@@ -64,7 +66,10 @@ def prepare_env(job: FP8RLJob) -> list[Object]:
 
 
 def dataset_path(job: FP8RLJob) -> str | None:
-    """The file of prompts as the orchestrator sees it; None for generated prompts."""
+    """The file of prompts as the orchestrator sees it; None for generated prompts. A hub's is kept beside the state."""
+    if job.spec.rollout.dataset.hub is not None:
+        identity = hashlib.sha256(dataset_source(job).encode()).hexdigest()[:8]
+        return f"{STATE_FOLDER}/prompts-{identity}.jsonl"
     volume = job.spec.rollout.dataset.volume
     if volume is None:
         return None
@@ -82,3 +87,26 @@ def dataset_volumes(job: FP8RLJob) -> tuple[list[Object], list[Object]]:
     if volume.claim_name is not None:
         source = {"persistentVolumeClaim": {"claimName": volume.claim_name, "readOnly": True}}
     return [{"name": "data", **source}], [{"name": "data", "mountPath": DATA_FOLDER, "readOnly": True}]
+
+
+def dataset_source(job: FP8RLJob) -> str:
+    """`FP8RL_DATASET_SOURCE` of `fp8rl_workers.models.prompts`."""
+    data = job.spec.rollout.dataset
+    assert data.hub is not None, "asked for a hub's data set only"
+    asked = data.hub.model_dump(mode="json", exclude_none=True, include={"repository", "subset", "revision"})
+    return json.dumps(asked | {"split": data.split}, sort_keys=True)
+
+
+def dataset_env(job: FP8RLJob) -> list[Object]:
+    """Environment of `fp8rl_workers.models.prompts`; empty where no hub is asked."""
+    hub = job.spec.rollout.dataset.hub
+    if hub is None:
+        return []
+    env: list[Object] = [
+        {"name": "FP8RL_DATASET_SOURCE", "value": dataset_source(job)},
+        {"name": "FP8RL_DATASET_PATH", "value": dataset_path(job)},
+    ]
+    if hub.secret_name is not None:
+        key = {"name": hub.secret_name, "key": "token"}
+        env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
+    return env

@@ -8,7 +8,7 @@ from typing import Any
 from fp8rl_operator import names
 from fp8rl_operator.manifests.merge import merge
 from fp8rl_operator.manifests.meta import CONTROL_SECRET, TOKEN_KEY, Object, labels, metadata, selector
-from fp8rl_operator.manifests.model import model_mounts, model_volumes, prepare_env
+from fp8rl_operator.manifests.model import STATE_FOLDER, dataset_env, model_mounts, model_volumes, prepare_env
 from fp8rl_operator.plan_types import Plan
 from fp8rl_operator.spec import FP8RLJob
 from fp8rl_operator.spec.pods import PodTemplate, Volume
@@ -17,7 +17,6 @@ MAIN = "main"
 USER = 10001
 CONFIG_FOLDER = "/etc/fp8rl/config"
 TOKEN_FOLDER = "/etc/fp8rl/control"  # noqa: S105 - a folder, no secret
-STATE_FOLDER = "/var/lib/fp8rl"
 CACHE_FOLDER = "/var/cache/fp8rl"
 STATE_VOLUME = "state"
 SHM_SIZE = "8Gi"
@@ -161,17 +160,25 @@ def main_container(job: FP8RLJob, role: Role) -> Object:
     }
 
 
-def prepare_container(job: FP8RLJob, role: Role) -> Object:
-    """The init container that makes or checks the model's folder."""
+def init_container(job: FP8RLJob, role: Role, name: str, module: str, env: Env) -> Object:
+    """A container that runs to its end before the main one starts."""
     return {
-        "name": "prepare-model",
+        "name": name,
         "image": role.image,
-        "command": ["python", "-m", "fp8rl_workers.models.prepare"],
-        "env": worker_env() + process_env() + prepare_env(job),
+        "command": ["python", "-m", module],
+        "env": worker_env() + process_env() + env,
         "volumeMounts": mounts(job, role),
         "securityContext": security_context(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
+
+
+def init_containers(job: FP8RLJob, role: Role) -> list[Object]:
+    """What makes or checks the model's folder, and fetches a hub's prompts for the orchestrator."""
+    model = init_container(job, role, "prepare-model", "fp8rl_workers.models.prepare", prepare_env(job))
+    env = dataset_env(job) if role.component == names.ORCHESTRATOR else []
+    prompts = [init_container(job, role, "prepare-prompts", "fp8rl_workers.models.prompts", env)] if env else []
+    return [model, *prompts]
 
 
 def scheduling(job: FP8RLJob, role: Role) -> Object:
@@ -206,7 +213,7 @@ def pod_spec(job: FP8RLJob, role: Role) -> Object:
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "initContainers": [prepare_container(job, role)],
+        "initContainers": init_containers(job, role),
         "containers": [main_container(job, role)],
         "volumes": volumes(job, role),
         **scheduling(job, role),
@@ -225,7 +232,7 @@ def pod_template(job: FP8RLJob, role: Role, plan: Plan) -> Object:
     return {
         "metadata": {
             "labels": dict(meta.labels) | labels(job, role.component),
-            "annotations": dict(meta.annotations) | {names.ANNOTATION_ATTEMPT: str(plan.attempt)},
+            "annotations": dict(meta.annotations) | {names.ANNOTATION_ATTEMPT: str(plan.attempt_of(role.component))},
         },
         "spec": merge(merge(own, role.template.spec), kept),
     }
@@ -246,7 +253,7 @@ def stateful_set(job: FP8RLJob, role: Role, plan: Plan, replicas: int, claim: Ob
     """A StatefulSet: pods start together, claims outlive a scale to zero, old attempts are ended by the plan."""
     spec: Object = {
         "serviceName": names.child_name(job.name, role.component),
-        "replicas": replicas if plan.running else 0,
+        "replicas": plan.replicas(role.component, replicas),
         "podManagementPolicy": "Parallel",
         "updateStrategy": {"type": "OnDelete"},
         "selector": {"matchLabels": selector(job, role.component)},

@@ -11,6 +11,7 @@ mpl.use("Agg")
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from fp8rl_operator.report.records import Run
 from fp8rl_operator.report.summary import disjoint
@@ -19,18 +20,22 @@ BLUE, ORANGE, GREEN, RED, GREY = "#3266ad", "#e08214", "#2f8f5b", "#c23b3b", "#8
 STAGE_COLORS = ("#3266ad", "#7fb0e0", "#2f8f5b", "#a6d18f", "#e08214", "#f3c07b", "#8657a3", "#c9b3dc")
 STYLE = {
     "figure.dpi": 130,
-    "font.size": 9.5,
+    "font.size": 12,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#5b616b",
-    "axes.titlesize": 11,
+    "axes.titlesize": 14,
+    "axes.titlepad": 8,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.grid": True,
     "grid.color": "#e6e8ec",
     "axes.axisbelow": True,
     "legend.frameon": False,
-    "lines.linewidth": 1.8,
+    "lines.linewidth": 2.2,
+    "legend.fontsize": 11,
+    "figure.constrained_layout.h_pad": 0.12,
+    "figure.constrained_layout.w_pad": 0.12,
 }
 
 Panel = Callable[[Axes, Run], None]
@@ -48,13 +53,14 @@ def finish(axes: Axes, title: str, unit: str) -> None:
     axes.set_xlabel("step")
     axes.set_ylabel(unit)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="best", fontsize=8.5)
+        axes.legend(loc="best")
 
 
 def reward(axes: Axes, run: Run) -> None:
     """Reward of the training samples and of the held-out prompts."""
     axes.plot(*series(run, "step", "reward"), color=BLUE, alpha=0.55, label="training samples")
     axes.plot(*series(run, "evaluation", "reward_heldout"), "o-", color=ORANGE, label="held out, greedy")
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     finish(axes, "Reward", "mean reward")
 
 
@@ -76,6 +82,7 @@ def staleness(axes: Axes, run: Run) -> None:
     axes.plot(*series(run, "step", "off_policy_mean"), color=GREEN, label="mean")
     axes.axhline(limit, color=RED, linestyle="--", linewidth=1.2, label=f"limit {limit}")
     axes.set_ylim(-0.1, limit + 0.6)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     finish(axes, "Age of the samples", "steps")
 
 
@@ -94,13 +101,14 @@ def sync_stages(axes: Axes, run: Run) -> None:
     finish(axes, "Weight sync by stage", "seconds")
     axes.set_xlabel("sync")
     if syncs:
-        axes.set_ylim(0, 1.25 * max(bottom))
-        axes.legend(loc="upper center", ncols=4, fontsize=8.5)
+        axes.set_ylim(0, 1.45 * max(bottom))
+        axes.legend(loc="upper left", ncols=3, columnspacing=1.0, handlelength=1.2)
 
 
 def tokens(axes: Axes, run: Run) -> None:
-    """Sampled tokens a second."""
-    steps, speed = series(run, "step", "tokens_per_second")
+    """Sampled tokens a second; a zero is a step beside which nothing was left to sample, and no speed."""
+    found = [(step, speed) for step, speed in zip(*series(run, "step", "tokens_per_second"), strict=True) if speed > 0]
+    steps, speed = [step for step, _ in found], [speed for _, speed in found]
     axes.fill_between(steps, speed, color=GREEN, alpha=0.18, linewidth=0)
     axes.plot(steps, speed, color=GREEN)
     axes.set_ylim(bottom=0)
@@ -133,13 +141,13 @@ def draw(run: Run, folder: Path) -> list[Path]:
     written = []
     with plt.style.context(STYLE):
         for name, panel in PANELS.items():
-            figure, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
+            figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
             panel(axes, run)
             written.append(save(figure, folder / f"{name}.png"))
-        figure, grid = plt.subplots(2, 3, figsize=(14.5, 7.6), layout="constrained")
+        figure, grid = plt.subplots(2, 3, figsize=(16.5, 9.0), layout="constrained")
         for axes, panel in zip(grid.flat, PANELS.values(), strict=True):
             panel(axes, run)
-        figure.suptitle(headline(run), fontsize=13, fontweight="bold")
+        figure.suptitle(headline(run), fontsize=17, fontweight="bold")
         written.append(save(figure, folder / "overview.png"))
     return written
 

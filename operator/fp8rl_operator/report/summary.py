@@ -7,19 +7,18 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Any
 
-from fp8rl_operator.report.records import Run
-from fp8rl_workers.protocol import StepRecord
+from fp8rl_operator.report.records import Record, Run
 
 
 def summarize(run: Run) -> dict[str, Any]:
     """summary.json. Seconds, nats, counts; None where nothing was measured.
 
-    `reward_first` and `reward_last` are held out; `mismatch_kl_max` is the largest mean of a step; `wall_seconds` counts
+    Beside the last steps nothing is left to sample: their zero is no speed. `reward_first` and `reward_last` are held out; `mismatch_kl_max` is the largest mean of a step; `wall_seconds` counts
     from the engines' readiness to the last record, summed over attempts.
     """
     steps, syncs, evaluations = (run.of_kind(kind) for kind in ("step", "sync", "evaluation"))
     heldout = values(evaluations, "reward_heldout")
-    kl, tokens = values(steps, "mismatch_kl"), values(steps, "tokens_per_second")
+    kl, tokens = values(steps, "mismatch_kl"), [speed for speed in values(steps, "tokens_per_second") if speed > 0]
     sync_seconds = values(syncs, "sync_seconds") or values(steps, "sync_seconds")
     return {
         "name": run.name,
@@ -48,7 +47,7 @@ def summarize(run: Run) -> dict[str, Any]:
     }
 
 
-def values(records: Iterable[StepRecord], key: str) -> list[float]:
+def values(records: Iterable[Record], key: str) -> list[float]:
     """Finite values of one metric, in order."""
     found = (record.metrics[key] for record in records if key in record.metrics)
     return [value for value in found if math.isfinite(value)]
@@ -70,10 +69,11 @@ def quantile(numbers: list[float], share: float) -> float | None:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def stages(syncs: list[StepRecord]) -> dict[str, float | None]:
-    """Median seconds of each stage of the syncs."""
-    names = dict.fromkeys(name for record in syncs for name in record.stages)
-    return {name: quantile([record.stages[name] for record in syncs if name in record.stages], 0.5) for name in names}
+def stages(syncs: list[Record]) -> dict[str, float | None]:
+    """Median seconds of each stage of the syncs, no second counted twice."""
+    found = [disjoint(record.stages) for record in syncs]
+    names = dict.fromkeys(name for one in found for name in one)
+    return {name: quantile([one[name] for one in found if name in one], 0.5) for name in names}
 
 
 def disjoint(stages: Mapping[str, float]) -> dict[str, float]:

@@ -35,10 +35,12 @@ class DatasetVolume(Model):
 
 
 class DatasetHub(Model):
-    """A data set of a Hugging Face hub."""
+    """Files of JSON lines in a data set's repository of a Hugging Face hub, fetched once by an init container."""
 
-    repository: Text = Field(description="Repository, `owner/name`.", examples=["openai/gsm8k"])
-    subset: Text | None = Field(None, description="Configuration of the data set. Unset: its default.")
+    repository: Text = Field(description="Repository, `owner/name`.", examples=["owner/prompts"])
+    subset: Text | None = Field(
+        None, description="Folder of the repository that holds the split. Unset: the one that does."
+    )
     revision: Text | None = Field(None, description="Branch, tag or commit. Unset: its default branch.")
     secret_name: ObjectName | None = Field(None, description="Secret whose key `token` holds the access token.")
 
@@ -55,7 +57,9 @@ class Dataset(Model):
     volume: DatasetVolume | None = Field(None, description="A file of JSON lines.")
     hub: DatasetHub | None = Field(None, description="A data set of a hub.")
     builtin: DatasetBuiltin | None = Field(None, description="A builtin generator.")
-    split: Annotated[str, Field(min_length=1, max_length=64)] = Field("train", description="Split to train on.")
+    split: Annotated[str, Field(min_length=1, max_length=64)] = Field(
+        "train", description="Split to train on. Of a hub: the file `<split>.jsonl`, or its shards `<split>-*.jsonl`."
+    )
     shuffle: bool = Field(
         default=True, description="Shuffle each pass, seeded by spec.seed. The cursor is part of the checkpoint."
     )

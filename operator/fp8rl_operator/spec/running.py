@@ -64,12 +64,12 @@ class FailurePolicy(Model):
     """What a failure costs."""
 
     max_restarts: int = Field(
-        3, ge=0, le=1000, description="Restarts of the whole job (new attempts) before it is Failed."
+        3, ge=0, le=1000, description="New attempts, of the trainer or of the whole job, before it is Failed."
     )
     backoff_seconds: int = Field(
         10, ge=0, le=3600, description="Wait before the first restart, doubled by each further one. Unit: seconds."
     )
     replica_loss: Literal["shrink", "restart"] = Field(
         "shrink",
-        description="An engine is lost. shrink: go on without it while minReplicas remain. restart: a new attempt.",
+        description="An engine is lost. shrink: go on without it while minReplicas remain. restart: a new attempt of the whole job.",
     )

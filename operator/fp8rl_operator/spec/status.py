@@ -120,7 +120,12 @@ class JobStatus(Model):
     """What the operator reports. Progress at most every 15 s, conditions at once; what changes every step is a metric."""
 
     observed_generation: Count = Field(0, description="metadata.generation that this status speaks of.")
-    attempt: Count = Field(0, description="Number of the current start of the whole job; a resume counts too.")
+    attempt: Count = Field(
+        0, description="Number of the trainer's current start; a lost trainer, a restarted job and a resume begin one."
+    )
+    fleet_attempt: Count = Field(
+        0, description="Attempt in which engines and orchestrator were started; they outlive a lost trainer."
+    )
     restarts: Count = Field(0, description="Attempts that failures have cost; failurePolicy.maxRestarts limits them.")
     attempt_time: Time | None = Field(None, description="When the current attempt's pods may start, backoff included.")
     last_failure: Failure | None = Field(None, description="The failure that cost the last attempt.")

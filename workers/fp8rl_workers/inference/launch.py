@@ -123,7 +123,7 @@ def kv_bytes(job: EngineConfig, length: int, model: Mapping[str, Any]) -> int:
     """KV cache of an engine without a card of its own: every request in flight at full length, in whole blocks, and one block to spare each."""
     heads = model.get("num_key_value_heads") or model["num_attention_heads"]
     head_dim = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
-    token = 2 * 2 * model["num_hidden_layers"] * heads * head_dim
+    token = 2 * (4 if job.dtype == "float32" else 2) * model["num_hidden_layers"] * heads * head_dim
     blocks = -(-length // CPU_BLOCK_TOKENS) + 1
     return int(max(MIN_KV_BYTES, (job.max_in_flight + 1) * blocks * CPU_BLOCK_TOKENS * token))
 
@@ -166,6 +166,8 @@ def arguments(
         InvalidInputError: an owned argument, no maximum length, or a precision that the engine cannot hold.
     """
     check_engine_args(job.engine_args)
+    if job.weight_sync.mode == "inPlace":
+        raise InvalidInputError("weightSync.mode: inPlace is not built in this release; use shadow or reload")
     length = job.max_model_len or resolved.max_model_len
     if length is None:
         raise InvalidInputError("model.maxModelLen: neither the job nor the resolved precision sets it")
@@ -176,7 +178,7 @@ def arguments(
         "model": job.model_path,
         "served-model-name": SERVED_MODEL,
         "seed": job.seed,
-        "dtype": "bfloat16",
+        "dtype": job.dtype,
         "load-format": "dummy",
         "max-model-len": length,
         "tensor-parallel-size": job.tensor_parallel,

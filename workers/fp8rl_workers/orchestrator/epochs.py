@@ -29,7 +29,9 @@ class GroupView:
 
     `trainer` is None while it does not answer; `serving`: uids of replicas that serve `newest` and are not fenced;
     `unready`: engines of the document that do not take part; `patient`: the group has not served in this
-    attempt, and engines that are still booting are waited for.
+    attempt, and engines that are still booting are waited for; `paused`: uids that are left alone for a while after
+    they failed, as long as others serve; `held`: why nothing is tried now, empty when something may be; `stepping`: the
+    step that the trainer was told to take, until it says that it has: before its optimizer the old weights can be sent.
     """
 
     document: GroupDocument | None
@@ -40,6 +42,9 @@ class GroupView:
     serving: frozenset[str] = frozenset()
     unready: tuple[str, ...] = ()
     patient: bool = False
+    paused: frozenset[str] = frozenset()
+    held: str = ""
+    stepping: int | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,7 @@ def next_action(view: GroupView) -> NextAction:
     document, trainer = view.document, view.trainer
     if document is None:
         return NextAction("wait", "the operator's group document (PUT /v1/group)")
-    missing = trainer_missing(document, trainer)
+    missing = trainer_missing(document, trainer, view.stepping)
     if missing or trainer is None:
         return NextAction("wait", missing)
     if not view.participants or (view.patient and view.unready):
@@ -128,8 +133,8 @@ def next_action(view: GroupView) -> NextAction:
     return _act(view, document, trainer)
 
 
-def trainer_missing(document: GroupDocument, trainer: TrainerState | None) -> str:
-    """What the group waits for on the trainer's side; empty when it is idle and of the document's attempt."""
+def trainer_missing(document: GroupDocument, trainer: TrainerState | None, stepping: int | None) -> str:
+    """What the group waits for on the trainer's side; empty when it is of the document's attempt and can send its weights."""
     pods = trainers_of(document)
     if not pods:
         return "a trainer in the operator's group document"
@@ -137,17 +142,36 @@ def trainer_missing(document: GroupDocument, trainer: TrainerState | None) -> st
         return f"the trainer {pods[0].pod} to answer"
     if trainer.attempt < document.attempt:
         return f"the trainer of attempt {document.attempt} (it is at {trainer.attempt})"
-    waits = {"loading": "load the model", "training": f"finish step {trainer.step + 1}", "failed": "be restarted"}
+    if trainer.phase == "training" and stepping is not None and trainer.step < stepping:
+        return ""
+    number = trainer.step + 1 if stepping is None else stepping
+    waits = {"loading": "load the model", "training": f"finish step {number}", "failed": "be restarted"}
     return f"the trainer {pods[0].pod} to {waits[trainer.phase]}" if trainer.phase in waits else ""
 
 
+def in_sync(view: GroupView) -> bool:
+    """Whether every engine that takes part serves what the trainer holds, also while it takes its next step."""
+    return view.trainer is not None and bool(view.participants) and not _unpublished(view, view.trainer)
+
+
 def _act(view: GroupView, document: GroupDocument, trainer: TrainerState) -> NextAction:
+    action = NextAction("none")
+    if text := _unpublished(view, trainer):
+        action = NextAction("publish", text)
     if view.epoch is None or not fits(view.epoch, document, view.participants):
-        return NextAction("form", f"{len(view.participants)} engines to join the weight-sync group")
+        joining = f"{len(view.participants)} engines to join the weight-sync group"
+        action = NextAction("form", f"{action.text}: {joining}" if action.text else joining)
+    if view.held and action.kind != "none":
+        return NextAction("wait", f"{text or action.text}: {view.held}")
+    return action
+
+
+def _unpublished(view: GroupView, trainer: TrainerState) -> str:
+    """Which weights have yet to reach whom, empty when none."""
     newest = view.newest
     if newest is None or (newest.attempt, newest.step) != (trainer.attempt, trainer.step):
-        return NextAction("publish", f"the weights of step {trainer.step} to reach the engines")
-    behind = [item.member.pod for item in view.participants if item.member.uid not in view.serving]
-    if behind:
-        return NextAction("publish", f"version {newest.version} to reach {', '.join(behind)}")
-    return NextAction("none")
+        return f"the weights of step {trainer.step} to reach the engines"
+    behind = [item.member for item in view.participants if item.member.uid not in view.serving]
+    if len(behind) < len(view.participants):
+        behind = [member for member in behind if member.uid not in view.paused]
+    return f"version {newest.version} to reach {', '.join(member.pod for member in behind)}" if behind else ""

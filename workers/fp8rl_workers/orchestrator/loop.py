@@ -3,7 +3,8 @@
     attach to the trainer (fresh, resumed, or found alive) -> its weights reach the engines -> evaluation -> for each step:
     take a batch, train on it, publish, evaluate when due -> last evaluation -> complete
 
-Rollouts go on all the time: those for step s + 1 run while step s trains and while its weights travel. When the trainer is
+Rollouts go on all the time: those for step s + 1 run while step s trains and while its weights travel. Step s + 1 itself begins once
+its batch is full and the weights of step s are on their way; only an evaluation waits until they have arrived. When the trainer is
 lost, or comes back as another attempt, everything sampled for the abandoned attempt is dropped (reason `lineage`) and the
 run goes on from the trainer's checkpoint, which first publishes what it holds.
 """
@@ -11,20 +12,21 @@ run goes on from the trainer's checkpoint, which first publishes what it holds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 from fp8rl_workers.metrics import ORCHESTRATOR_METRICS
 from fp8rl_workers.orchestrator import health
 from fp8rl_workers.orchestrator.batch import Batch, build_batch, dump_lines
-from fp8rl_workers.orchestrator.dispatch import all_not_finite
+from fp8rl_workers.orchestrator.endings import raise_for_step, raise_if_broken
 from fp8rl_workers.orchestrator.evaluation import EvaluationError, evaluate
 from fp8rl_workers.orchestrator.parts import Parts
 from fp8rl_workers.orchestrator.rollouts import Group
 from fp8rl_workers.orchestrator.state import Resume, RunState
-from fp8rl_workers.orchestrator.training import WATCH_SECONDS, JobFailedError, TrainerMovedError, Training
+from fp8rl_workers.orchestrator.training import WATCH_SECONDS, TrainerMovedError, Training
 from fp8rl_workers.protocol import StepRecord, StepRequest, StepResult
 
-CHECKPOINT_FAILURES = 3
+GLANCE_SECONDS = 0.02
 
 
 class Loop:
@@ -37,6 +39,8 @@ class Loop:
         self._consumed_prompts = 0
         self._checkpoint_failures = 0
         self._evaluated_step: int | None = None
+        self._under_way = asyncio.Event()
+        self._under_way.set()
 
     async def run(self) -> None:
         """Train all steps.
@@ -44,21 +48,20 @@ class Loop:
         Raises:
             WorkerError: the job must end, with the reason of its condition.
         """
-        progress = self.parts.progress
-        attached = False
-        while not attached or self.training.step < self.parts.config.steps:
+        attached = finished = False
+        while not finished:
             try:
                 if not attached:
                     await self._attach()
                     attached = True
-                if self.training.step < self.parts.config.steps:
+                elif self.training.step < self.parts.config.steps:
                     await self._step(self.training.step + 1)
+                else:
+                    await self._finish()
+                    finished = True
             except TrainerMovedError as error:
                 self.parts.records.event("TrainerLost", str(error))
                 attached = False
-        await self._evaluate()
-        progress.phase, progress.activity = "complete", ""
-        self.parts.records.event("Complete", f"{progress.step} steps")
 
     async def _attach(self) -> None:
         parts, progress = self.parts, self.parts.progress
@@ -95,17 +98,26 @@ class Loop:
             recorded_step=min(data.recorded_step, found.step),
         )
 
+    async def _finish(self) -> None:
+        progress = self.parts.progress
+        await self._weights_served()
+        await self._evaluate()
+        progress.phase, progress.activity = "complete", ""
+        self.parts.records.event("Complete", f"{progress.step} steps")
+
     async def _first_weights(self) -> None:
         progress = self.parts.progress
         progress.phase = "booting" if progress.engines_ready_time is None else progress.phase
-        progress.activity = "engines to serve the trainer's weights"
-        while not self._enough_serve():
-            self._stop_if_broken()
-            if self.training.moved():
-                raise TrainerMovedError("the trainer moved while engines waited for its weights")
-            await asyncio.sleep(WATCH_SECONDS)
+        await self._weights_served()
         progress.phase = "running"
         progress.engines_ready_time = progress.engines_ready_time or time.time()
+
+    async def _weights_served(self) -> None:
+        """Wait until enough engines serve what the trainer holds."""
+        self.parts.progress.activity = f"engines to serve the weights of step {self.training.step}"
+        while not self._enough_serve():
+            self._watch()
+            await asyncio.sleep(GLANCE_SECONDS)
 
     def _enough_serve(self) -> bool:
         newest = self.parts.lineage.newest
@@ -122,37 +134,53 @@ class Loop:
         waited = time.monotonic() - asked
         batch = build_batch(step, groups, self.parts.lineage, self.training.attempt, self.parts.config.advantage)
         self._consumed_prompts += len(groups)
+        await self._previous_weights(step)
         progress.activity = f"the trainer's step {step}"
-        result = await self.training.train(self._request(batch))
+        request = self._request(batch)
+        await self.training.keep(request)
+        self.parts.records.rollouts(dump_lines(batch, self.parts.policy.tokenizer.decode))
+        result = await self.training.train(request)
         self._record(batch, result, waited)
         rollouts.cancel_hopeless()
-        progress.activity = f"the weights of step {step} to reach the engines"
-        await self.parts.group.settle()
+        rollouts.expect_weights()
+        self._under_way = self.parts.group.announce()
         every = self.parts.config.evaluation.every_steps
         if every and step % every == 0 and step < self.parts.config.steps:
+            await self._weights_served()
             await self._evaluate()
+
+    async def _previous_weights(self, step: int) -> None:
+        """Wait until the weights of the step before are on their way (they travel while the trainer computes)."""
+        self.parts.progress.activity = f"the weights of step {step - 1} to be sent"
+        while not self._under_way.is_set():
+            self._watch()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_SECONDS):
+                    await self._under_way.wait()
 
     async def _collect(self, step: int) -> list[Group]:
         take = asyncio.create_task(self.parts.rollouts.take(step))
         try:
             while not (await asyncio.wait({take}, timeout=WATCH_SECONDS))[0]:
-                self._stop_if_broken()
-                if self.training.moved():
-                    raise TrainerMovedError("the trainer is no longer where the last step left it")
+                self._watch()
         finally:
             take.cancel()
         return take.result()
 
+    def _watch(self) -> None:
+        """What is looked at while the loop waits.
+
+        Raises:
+            JobFailedError: the job must end.
+            TrainerMovedError: the trainer is gone or elsewhere.
+        """
+        self._stop_if_broken()
+        if self.training.moved():
+            raise TrainerMovedError("the trainer is no longer where the last step left it")
+
     def _stop_if_broken(self) -> None:
-        states = list(self.parts.members.states.values())
-        faults = [f"{state.pod}: {state.error}" for state in states if not state.audit_passed]
-        if faults and len(faults) == len(states):
-            raise JobFailedError("QuantizedLayersDiffer", "; ".join(faults))
-        if all_not_finite(self.parts.dispatcher.replicas.values()):
-            raise JobFailedError(
-                "NaN",
-                "every engine answered with log-probabilities that are not finite, also after its weights were sent again",
-            )
+        parts = self.parts
+        raise_if_broken(parts.members.states.values(), parts.dispatcher.replicas.values(), parts.group.verdict())
 
     def _request(self, batch: Batch) -> StepRequest:
         return StepRequest(
@@ -194,7 +222,6 @@ class Loop:
         progress.wait_seconds.append(waited)
         progress.step_seconds.append(seconds)
         parts.metrics.record({key: value for key, value in own.items() if key in ORCHESTRATOR_METRICS})
-        parts.records.rollouts(dump_lines(batch, parts.policy.tokenizer.decode))
         self._step_done(result, own)
 
     def _step_done(self, result: StepResult, own: dict[str, float]) -> None:
@@ -228,10 +255,7 @@ class Loop:
         self._checkpoint_failures = self._checkpoint_failures + 1 if result.checkpoint_error else 0
         if result.checkpoint_error:
             progress.warnings["checkpoint"] = f"checkpoint of step {result.step} failed: {result.checkpoint_error}"
-        if verdict.reason:
-            raise JobFailedError(verdict.reason, f"step {result.step}: {verdict.message}")
-        if self._checkpoint_failures >= CHECKPOINT_FAILURES:
-            raise JobFailedError("CheckpointFailed", progress.warnings["checkpoint"])
+        raise_for_step(result.step, verdict, self._checkpoint_failures, progress.warnings.get("checkpoint", ""))
 
     async def _train_again(self, request: StepRequest) -> None:
         self.parts.progress.activity = f"the trainer's step {request.step}"

@@ -1,7 +1,8 @@
 """What trainer and engines say about themselves, asked every POLL_SECONDS. Hands the resolved precision to waiting engines.
 
 An engine that served and refuses connections LOST_AFTER times in a row, or is silent for `silence_seconds`, is lost: it
-leaves `states` and its requests go elsewhere. One that has not served yet may be silent for as long as it boots.
+leaves `states` and its requests go elsewhere. One that has not served yet may be silent for as long as it boots. Whoever takes
+long to answer holds nobody up: after PATIENCE_SECONDS its answer is heard when it comes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ POLL_SECONDS = 1.0
 SETTLED_POLL_SECONDS = 2.0  # each question to an engine passes through its engine core
 LOST_AFTER = 3
 DOUBT_SECONDS = 0.2
+PATIENCE_SECONDS = 1.0
+TRAINER = "trainer"
 
 
 class Members:
@@ -53,6 +56,7 @@ class Members:
         self._heard: dict[str, float] = {}
         self._checked: set[str] = set()
         self._served: set[str] = set()
+        self._overdue: dict[str, asyncio.Task[None]] = {}
 
     @property
     def trainer(self) -> Trainer | None:
@@ -105,14 +109,39 @@ class Members:
             await self.poll()
 
     async def poll(self) -> None:
-        """Ask trainer and engines once, all at the same time."""
+        """Ask trainer and engines once, all at the same time, but for those whose last answer is overdue."""
         document = self.document
         if document is None:
             return
-        engines = [item for item in document.members if item.role == "inference"]
-        await asyncio.gather(self._ask_trainer(), *(self._ask_engine(item) for item in engines))
+        engines = {item.uid: item for item in document.members if item.role == "inference"}
+        asked = {
+            uid: asyncio.create_task(self._ask_engine(item)) for uid, item in engines.items() if self._may_ask(uid)
+        }
+        if self._may_ask(TRAINER):
+            asked[TRAINER] = asyncio.create_task(self.ask_trainer())
+        if asked:
+            await asyncio.wait(asked.values(), timeout=PATIENCE_SECONDS)
+        self._overdue |= {name: task for name, task in asked.items() if not task.done()}
+        for task in asked.values():
+            if task.done():
+                task.result()
+        for item in engines.values():
+            self._listen(item)
 
-    async def _ask_trainer(self) -> None:
+    def _may_ask(self, name: str) -> bool:
+        """Whether no answer is overdue; an error that one came with is raised here."""
+        task = self._overdue.get(name)
+        if task is not None and task.done():
+            self._overdue.pop(name).result()
+        return task is None or task.done()
+
+    def _listen(self, member: GroupMember) -> None:
+        silent = time.monotonic() - self._heard.get(member.uid, 0.0)
+        if member.uid in self._served and silent > self.silence_seconds:
+            self._lose(member, f"silent for {silent:.1f} s")
+
+    async def ask_trainer(self) -> None:
+        """Ask the trainer once."""
         trainer = self.trainer
         if trainer is None:
             return
@@ -120,11 +149,11 @@ class Members:
         number = self._asked
         try:
             state = await trainer.state()
-            self._misses["trainer"] = 0
+            self._misses[TRAINER] = 0
             if number > self._answered:  # an answer that was overtaken by a later one is old
                 self._answered, self.trainer_state = number, state
         except WorkerError as error:
-            misses = self._misses["trainer"] = self._misses.get("trainer", 0) + 1
+            misses = self._misses[TRAINER] = self._misses.get(TRAINER, 0) + 1
             if misses >= LOST_AFTER:
                 self.trainer_state = None
                 log.debug("trainer: %s", error)
@@ -171,11 +200,13 @@ class Members:
         if member.uid not in self._served:
             return
         misses = self._misses[member.uid] = self._misses.get(member.uid, 0) + refused
-        silent = time.monotonic() - self._heard[member.uid]
-        if misses >= LOST_AFTER or silent > self.silence_seconds:
-            log.warning("%s is lost: %d refused connections, silent for %.1f s", member.pod, misses, silent)
-            self._forget(member.uid)
-            self.changed.set()
+        if misses >= LOST_AFTER:
+            self._lose(member, f"{misses} refused connections")
+
+    def _lose(self, member: GroupMember, why: str) -> None:
+        log.warning("%s is lost: %s", member.pod, why)
+        self._forget(member.uid)
+        self.changed.set()
 
     def _forget(self, uid: str) -> None:
         self.states.pop(uid, None)

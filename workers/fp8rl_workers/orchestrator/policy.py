@@ -20,6 +20,7 @@ from fp8rl_workers.orchestrator.sampling import SamplingOptions, request_body, r
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+TOKENIZER = "tokenizer.json"
 AFFINITY_TOKENS = 32  # two KV blocks of vLLM: below that no block of the prompt is shared
 
 
@@ -31,7 +32,7 @@ def load_tokenizer(model_path: Path) -> Tokenizer:
     """
     from tokenizers import Tokenizer
 
-    path = model_path / "tokenizer.json"
+    path = model_path / TOKENIZER
     if not path.is_file():
         raise InvalidModelError(f"model.path: {path} does not exist; a fast tokenizer (tokenizer.json) is needed")
     return Tokenizer.from_file(str(path))
@@ -39,7 +40,7 @@ def load_tokenizer(model_path: Path) -> Tokenizer:
 
 def tokenizer_digest(model_path: Path) -> str:
     """SHA-256 of tokenizer.json, in hex."""
-    return hashlib.sha256((model_path / "tokenizer.json").read_bytes()).hexdigest()
+    return hashlib.sha256((model_path / TOKENIZER).read_bytes()).hexdigest()
 
 
 @dataclass(frozen=True)

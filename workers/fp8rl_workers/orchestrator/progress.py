@@ -10,9 +10,12 @@ from typing import Literal
 from fp8rl_workers.metrics import ORCHESTRATOR_METRICS, WorkerMetrics
 from fp8rl_workers.orchestrator.records import Records
 from fp8rl_workers.orchestrator.syncing import Outcome
+from fp8rl_workers.orchestrator.trouble import listed, one_line
 from fp8rl_workers.protocol import StepRecord
 
 STEP_WINDOW = 20
+SYNC_WARNING = "weight sync"
+WARNING_LENGTH = 400
 
 
 @dataclass
@@ -58,14 +61,24 @@ class Progress:
         return values
 
     def sync_done(self, outcome: Outcome, metrics: WorkerMetrics, records: Records) -> None:
-        """Record a sync, successful or not."""
-        request = outcome.sync.request
-        if not outcome.committed:
+        """Record a sync: whom the version reached, and who failed."""
+        if outcome.errors:
             metrics.sync_failures.inc()
-            self.warnings["weight sync"] = f"version {request.version} was not published: {outcome.sync.error}"
-            records.event("SyncAborted", self.warnings["weight sync"], version=request.version)
-            return
-        self.warnings.pop("weight sync", None)
+            self._sync_failed(outcome, records)
+        else:
+            self.warnings.pop(SYNC_WARNING, None)
+        if outcome.published:
+            self._published(outcome, metrics, records)
+
+    def _sync_failed(self, outcome: Outcome, records: Records) -> None:
+        version, why = outcome.sync.request.version, listed(outcome.errors)
+        what = "did not reach all engines" if outcome.published else "reached no engine"
+        self.warnings[SYNC_WARNING] = one_line(f"version {version} {what}: {why}", WARNING_LENGTH)
+        kind = "SyncAborted" if outcome.sync.phase == "aborted" else "SyncFailed"
+        records.event_once(kind, f"version {version} {what}: {why}", version=version)
+
+    def _published(self, outcome: Outcome, metrics: WorkerMetrics, records: Records) -> None:
+        request = outcome.sync.request
         self.version = request.version
         metrics.version.set(request.version)
         report, decision = outcome.report, outcome.sync.decision

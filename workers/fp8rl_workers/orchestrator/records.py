@@ -1,7 +1,8 @@
 """The orchestrator's files: `metrics.jsonl` (protocol.StepRecord), `rollouts.jsonl`, `events.jsonl`. Appended and flushed.
 
 Lines are appended by one system call; what a killed process left of a line is cut off by the next one, so that every line is
-whole. The rollout dump holds the first DUMPED_SAMPLES samples of each step; a file over DUMP_BYTES is set aside as `.1`, so the
+whole. The rollout dump holds the first DUMPED_SAMPLES samples of each step as it is handed to the trainer: of a step that is taken
+again after a loss, the last rows count; a file over DUMP_BYTES is set aside as `.1`, so the
 dump never takes more than twice that.
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fp8rl_workers.orchestrator.trouble import kind_of
 from fp8rl_workers.protocol import StepRecord
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,7 @@ class Records:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self._said: set[tuple[str, str]] = set()
         for name in ("metrics.jsonl", "rollouts.jsonl"):
             mend(folder / name)
 
@@ -41,6 +44,17 @@ class Records:
         log.info("%s: %s", kind, message)
         line = {"time": time.time(), "source": "orchestrator", "kind": kind, "message": message, **fields}
         self._append("events.jsonl", [json.dumps(line)])
+
+    def event_once(self, kind: str, message: str, **fields: Any) -> None:
+        """An event that may come again and again: written once for each cause, until `forget_said`."""
+        said = (kind, kind_of(message))
+        if said not in self._said:
+            self._said.add(said)
+            self.event(kind, message, **fields)
+
+    def forget_said(self) -> None:
+        """All is well: what comes next is said again."""
+        self._said.clear()
 
     def rollouts(self, lines: Iterable[dict[str, Any]]) -> None:
         """Samples of a step, DUMPED_SAMPLES of them."""

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 MAX_TRIES = 3
 MAX_ERRORS_IN_A_ROW = 12
+LATE_SECONDS = 5.0
 
 
 class RolloutError(WorkerError):
@@ -96,6 +97,7 @@ class Rollouts:
         self._errors_in_a_row = 0
         self._last_error = ""
         self._changed = asyncio.Event()
+        self._weights_due = 0.0
 
     @property
     def num_running(self) -> int:
@@ -128,11 +130,17 @@ class Rollouts:
             groups_per_batch=self.settings.groups_per_batch,
             limit=self.settings.limit,
             total_steps=self.settings.total_steps,
+            late=time.monotonic() >= self._weights_due,
         )
         for _ in range(num_dispatchable(pace)):
             if self.num_running >= max(dispatcher.capacity, self.settings.group_size):
                 return
             self._start(newest.step)
+
+    def expect_weights(self) -> None:
+        """New weights are on their way: rollouts wait for them, but not for ones that are late."""
+        self._weights_due = time.monotonic() + LATE_SECONDS
+        asyncio.get_running_loop().call_later(LATE_SECONDS, self.wake)
 
     def cancel_hopeless(self) -> None:
         """Before a sync: give up running groups that would be too old for the next batch, and finished ones alike."""

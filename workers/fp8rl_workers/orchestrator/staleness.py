@@ -23,7 +23,7 @@ TARGET_LEAD = 1
 
 @dataclass(frozen=True)
 class Pace:
-    """What pacing looks at. Counts are groups; steps are optimizer steps."""
+    """What pacing looks at. Counts are groups; steps are optimizer steps. `late`: the sync of the last step is."""
 
     consumed_step: int
     published_step: int
@@ -31,6 +31,7 @@ class Pace:
     groups_per_batch: int
     limit: int
     total_steps: int
+    late: bool = True
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def age(step: int, oldest_step: int) -> int:
 def num_dispatchable(pace: Pace) -> int:
     """Groups that may be dispatched now, 0 or more (formula in the module's docstring)."""
     lag = pace.consumed_step - pace.published_step
-    lead = min(pace.limit, max(TARGET_LEAD, lag))
+    lead = min(pace.limit, max(TARGET_LEAD, lag if pace.late else 0))
     batches = min(max(lead - lag + 1, 0), max(pace.total_steps - pace.consumed_step, 0))
     return max(batches * pace.groups_per_batch - pace.outstanding, 0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fp8rl_workers.orchestrator.parts import Parts
+from fp8rl_workers.orchestrator.trouble import one_line
 from fp8rl_workers.protocol import EngineState, Epoch, GroupMember, MemberStatus, OrchestratorStatus
 
 MemberPhase = Literal["waiting", "booting", "joining", "serving", "fenced", "lost"]
@@ -72,6 +73,7 @@ def member_statuses(parts: Parts) -> list[MemberStatus]:
             ranks=ranks.get(item.uid, []),
             version=version_of(parts, item),
             state=trainer_phase(parts) if item.role == "trainer" else engine_phase(parts, item, epoch),
+            message=message_of(parts, item),
         )
         for item in document.members
     ]
@@ -84,6 +86,15 @@ def version_of(parts: Parts, member: GroupMember) -> int | None:
         return newest.version if newest is not None else None
     replica = parts.dispatcher.replicas.get(member.uid)
     return replica.version if replica is not None else None
+
+
+def message_of(parts: Parts, member: GroupMember) -> str:
+    """The last error of a member, in one line; empty when nothing is wrong."""
+    if member.role == "trainer":
+        trainer = parts.members.trainer_state
+        return one_line(trainer.message) if trainer is not None else ""
+    failed, state = parts.group.trouble.members.get(member.uid), parts.members.states.get(member.uid)
+    return failed.error if failed is not None else one_line(state.error) if state is not None else ""
 
 
 def trainer_phase(parts: Parts) -> MemberPhase:
@@ -107,6 +118,6 @@ def engine_phase(parts: Parts, member: GroupMember, epoch: Epoch | None) -> Memb
         return "waiting" if state.phase == "waiting" else "booting"
     if replica is not None and replica.serving:
         return "serving"
-    if served:
+    if replica is not None and (served or replica.fenced):
         return "fenced"
     return "joining" if epoch is not None else "booting"

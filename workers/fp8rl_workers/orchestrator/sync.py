@@ -11,8 +11,8 @@ recorded or any engine serves the version, else abort.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fp8rl_workers.protocol import CommitReport, Decision, EngineState, Member, SyncReport, SyncRequest
@@ -101,7 +101,7 @@ Action = Record | Commit | Abort | Fence
 
 @dataclass(frozen=True)
 class Sync:
-    """One sync. Sets hold uids of engines."""
+    """One sync. Sets hold uids of engines; `faults`: uid -> why it did not prepare or commit."""
 
     request: SyncRequest
     members: tuple[Member, ...]
@@ -110,7 +110,7 @@ class Sync:
     committed: frozenset[str] = frozenset()
     fenced: frozenset[str] = frozenset()
     lost: frozenset[str] = frozenset()
-    faulty: frozenset[str] = frozenset()
+    faults: Mapping[str, str] = field(default_factory=dict)
     error: str = ""
 
     @property
@@ -148,13 +148,13 @@ def unprepared(request: SyncRequest, members: Sequence[Member], report: SyncRepo
         for rank in member.ranks:
             said = by_rank.get(rank)
             if said is None:
-                faults[member.uid] = f"{member.pod} rank {rank}: no report"
+                faults[member.uid] = f"rank {rank}: no report"
             elif said.state != "prepared":
-                faults[member.uid] = f"{member.pod} rank {rank}: {said.error or said.state}"
+                faults[member.uid] = f"rank {rank}: {said.error or said.state}"
             elif (said.sync_id, said.epoch, said.version) != (request.sync_id, request.epoch, request.version):
-                faults[member.uid] = f"{member.pod} rank {rank}: reports sync {said.sync_id} of epoch {said.epoch}"
+                faults[member.uid] = f"rank {rank}: reports sync {said.sync_id} of epoch {said.epoch}"
             elif said.digest != report.digest:
-                faults[member.uid] = f"{member.pod} rank {rank}: digest {said.digest}, sent was {report.digest}"
+                faults[member.uid] = f"rank {rank}: digest {said.digest}, sent was {report.digest}"
     return faults
 
 
@@ -180,7 +180,8 @@ def _judge(sync: Sync, report: SyncReport) -> tuple[Sync, tuple[Action, ...]]:
         return _abort(sync, f"the trainer reports sync {report.sync_id} of epoch {report.epoch}, not this one")
     faults = unprepared(request, sync.present, report)
     if faults or not sync.present:
-        return _abort(replace(sync, faulty=frozenset(faults)), "; ".join(faults.values()) or "no engine is left")
+        words = [f"{member.pod} {faults[member.uid]}" for member in sync.present if member.uid in faults]
+        return _abort(replace(sync, faults=faults), "; ".join(words) or "no engine is left")
     decision = decision_of(request, committed=True, step=report.step, attempt=report.attempt, digest=report.digest)
     return replace(sync, phase="recording", decision=decision), (Record(decision),)
 
@@ -220,7 +221,8 @@ def _answered(sync: Sync, event: Committed | CommitFailed) -> tuple[Sync, tuple[
 
 
 def _fence(sync: Sync, uid: str, reason: str) -> tuple[Sync, tuple[Action, ...]]:
-    return _settle(replace(sync, fenced=sync.fenced | {uid}), (Fence(uid, reason),))
+    faults = sync.faults if uid in sync.lost else {**sync.faults, uid: reason}
+    return _settle(replace(sync, fenced=sync.fenced | {uid}, faults=faults), (Fence(uid, reason),))
 
 
 def _settle(sync: Sync, actions: tuple[Action, ...]) -> tuple[Sync, tuple[Action, ...]]:

@@ -21,23 +21,36 @@ from fp8rl_workers.orchestrator.members import Members
 from fp8rl_workers.protocol import CommitReport, Decision, Epoch, SyncReport, SyncRequest
 
 RETRY_SECONDS = 0.2
+SENDING_SECONDS = 0.01
 LOOK_SECONDS = 1.0
 
 
 @dataclass
 class Outcome:
-    """How a sync ended. Seconds of the whole, by stage, and of the longest pause of an engine's loop."""
+    """How a sync ended. Seconds of the whole, by stage (they add up to it), and of the longest pause of an engine's loop."""
 
     sync: machine.Sync
+    trainer_pod: str
     report: SyncReport | None = None
+    trainer_lost: bool = False
     seconds: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
     paused_seconds: float = 0.0
 
     @property
-    def committed(self) -> bool:
-        """Whether the version is published."""
-        return self.sync.phase == "done"
+    def published(self) -> bool:
+        """Whether an engine serves the version."""
+        return bool(self.sync.committed)
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """Why it failed, by pod; empty when it did not, but for engines that were lost."""
+        pods = {member.uid: member.pod for member in self.sync.members}
+        faults = {pods[uid]: why for uid, why in self.sync.faults.items()}
+        if faults or self.published:
+            return faults
+        lost = [pods[uid] for uid in self.sync.lost]
+        return dict.fromkeys(lost or [self.trainer_pod], self.sync.error or "was lost")
 
 
 @dataclass
@@ -49,6 +62,7 @@ class Conductor:
     members: Members
     dispatcher: Dispatcher
     on_decided: Callable[[], None]
+    on_sending: Callable[[], None] = lambda: None
 
     async def publish(self, epoch: Epoch, attempt: int, known_version: int) -> Outcome:
         """Send the trainer's weights to the epoch's engines under a version that was never used."""
@@ -57,7 +71,7 @@ class Conductor:
             raise PeerLostError("the trainer is not in the operator's group document")
         request = self._begin(epoch, attempt, known_version)
         started = time.monotonic()
-        outcome = Outcome(machine.begin(request, epoch.members))
+        outcome = Outcome(machine.begin(request, epoch.members), epoch.members[0].pod)
         events = await self._prepare(outcome, trainer)
         prepared = time.monotonic()
         await self._drive(outcome, trainer, events)
@@ -68,6 +82,8 @@ class Conductor:
         """The events of the prepare phase. A member lost meanwhile ends it at once: the others may wait for its bytes."""
         post = asyncio.create_task(trainer.sync(outcome.sync.request))
         try:
+            await asyncio.wait({post}, timeout=SENDING_SECONDS)
+            self.on_sending()
             while not (await asyncio.wait({post}, timeout=LOOK_SECONDS))[0]:
                 await self.members.poll()
                 if gone := self._gone(outcome.sync):
@@ -76,6 +92,7 @@ class Conductor:
                     return [*map(machine.Lost, gone), machine.PrepareFailed(f"{pods} was lost while it prepared")]
             outcome.report = post.result()
         except WorkerError as error:
+            outcome.trainer_lost = isinstance(error, PeerLostError) and not error.late
             return [machine.PrepareFailed(str(error))]
         finally:
             post.cancel()
@@ -198,6 +215,6 @@ class Conductor:
         self.journal.save(sync=None)
         now = time.monotonic()
         outcome.seconds = now - started
-        if outcome.report is not None:
-            outcome.stages = dict(outcome.report.stages)
-        outcome.stages |= {"prepare": prepared - started, "commit": now - prepared}
+        stages = outcome.report.stages if outcome.report is not None else {}
+        rest = max(prepared - started - sum(stages.values()), 0.0)
+        outcome.stages = {**stages, "report": rest, "commit": now - prepared}

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from fp8rl_workers.errors import InvalidModelError, NotYetError, StaleError, WorkerError
+from fp8rl_workers.errors import NotYetError, StaleError, WorkerError
 from fp8rl_workers.orchestrator import sync as machine
 from fp8rl_workers.orchestrator.client import PeerLostError
+from fp8rl_workers.orchestrator.endings import JobFailedError, failure_of, raise_for_tokenizer
 from fp8rl_workers.orchestrator.journal import SyncEntry, write_synced
 from fp8rl_workers.orchestrator.parts import Parts
-from fp8rl_workers.orchestrator.policy import tokenizer_digest
+from fp8rl_workers.orchestrator.policy import TOKENIZER, tokenizer_digest
 from fp8rl_workers.orchestrator.state import Resume, resume
+from fp8rl_workers.orchestrator.trouble import Trouble
 from fp8rl_workers.protocol import StepRequest, StepResult, TrainerState
 
 WATCH_SECONDS = 0.5
@@ -21,14 +23,6 @@ class TrainerMovedError(WorkerError):
     """Raised when the trainer is gone or no longer where the loop left it: attach again and go on from its step."""
 
     reason = "TrainerMoved"
-
-
-class JobFailedError(WorkerError):
-    """Raised when the job must end; `reason` is the condition's."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class Training:
@@ -67,6 +61,10 @@ class Training:
             raise failure_of(state)
         return state is not None and state.phase == "idle" and (state.attempt, state.step) != (self.attempt, self.step)
 
+    async def keep(self, request: StepRequest) -> None:
+        """Put a batch on disk before it is posted, so that no prompt is used twice after a crash."""
+        await asyncio.to_thread(write_synced, self._pending_path, request.model_dump_json().encode())
+
     async def train(self, request: StepRequest) -> StepResult:
         """Post a batch, and wait for the step for as long as the trainer lives.
 
@@ -74,23 +72,28 @@ class Training:
             TrainerMovedError: the trainer is gone or refuses the step as out of order.
             JobFailedError: the step failed for good.
         """
-        async with self.parts.group.lock:
-            await asyncio.to_thread(self._keep, request)
-            while True:
-                try:
-                    result = await self._post(request)
-                except NotYetError:
-                    await asyncio.sleep(WATCH_SECONDS)
-                except (PeerLostError, StaleError) as error:
-                    raise TrainerMovedError(str(error)) from error
-                except TrainerMovedError:
-                    raise
-                except WorkerError as error:
-                    raise await self._failure(error) from error
-                else:
-                    self.step = result.step
-                    await self.parts.members.poll()
-                    return result
+        group = self.parts.group
+        group.stepping = request.step
+        try:
+            result = await self._step(request)
+        finally:
+            group.stepping = None
+        self.step = result.step
+        await self.parts.members.ask_trainer()
+        return result
+
+    async def _step(self, request: StepRequest) -> StepResult:
+        while True:
+            try:
+                return await self._post(request)
+            except NotYetError:
+                await asyncio.sleep(WATCH_SECONDS)
+            except (PeerLostError, StaleError) as error:
+                raise TrainerMovedError(str(error)) from error
+            except TrainerMovedError:
+                raise
+            except WorkerError as error:
+                raise await self._failure(error) from error
 
     async def _post(self, request: StepRequest) -> StepResult:
         trainer = self.parts.members.trainer
@@ -119,22 +122,19 @@ class Training:
         members = self.parts.members
         while True:
             document, state = members.document, members.trainer_state
-            if state is not None and state.phase == "failed":
-                raise failure_of(state)
-            here = document is not None and state is not None and state.attempt >= document.attempt
-            if here and state is not None and state.phase == "idle":
-                self._check_tokenizer(state)
-                return state
+            progress = self.parts.progress
+            progress.attempt = max(progress.attempt, document.attempt if document is not None else 0)
+            if state is not None and state.attempt >= progress.attempt:
+                if state.phase == "failed":
+                    raise failure_of(state)
+                if state.phase == "idle":
+                    self._check_tokenizer(state)
+                    return state
             await asyncio.sleep(WATCH_SECONDS)
 
     def _check_tokenizer(self, state: TrainerState) -> None:
         folder = Path(self.parts.config.model_path)
-        own = tokenizer_digest(folder)
-        if state.tokenizer_digest and state.tokenizer_digest != own:
-            raise InvalidModelError(
-                f"model.path: {folder}/tokenizer.json has digest {own[:12]}, the trainer's {state.tokenizer_digest[:12]}: "
-                "all roles must see the same model folder"
-            )
+        raise_for_tokenizer(str(folder / TOKENIZER), tokenizer_digest(folder), state.tokenizer_digest)
 
     async def _recover(self) -> None:
         parts = self.parts
@@ -142,6 +142,7 @@ class Training:
             await parts.members.poll()
             await parts.group.know_replicas()
             data, states = parts.journal.data, parts.members.states
+            parts.group.trouble = Trouble()
             seconds = parts.config.weight_sync.timeout_seconds
             entry = data.sync
             if entry is None:
@@ -155,15 +156,7 @@ class Training:
                 await parts.group.conductor.recover(found, seconds)
         parts.group.enabled.set()
 
-    def _keep(self, request: StepRequest) -> None:
-        write_synced(self._pending_path, request.model_dump_json().encode())
-
     def _pending(self) -> StepRequest | None:
         if not self._pending_path.exists():
             return None
         return StepRequest.model_validate_json(self._pending_path.read_bytes())
-
-
-def failure_of(state: TrainerState) -> JobFailedError:
-    """The trainer's own failure."""
-    return JobFailedError(state.reason or "TrainerFailed", state.message or "the trainer has failed")
