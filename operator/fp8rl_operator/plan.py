@@ -207,6 +207,9 @@ def waited_for(job: FP8RLJob, memory: Memory, seen: Observed) -> Waiting:
     status = current_status(memory, seen)
     if status is None:
         return Waiting(names.WAITING_FOR_PODS, "the orchestrator has not answered yet")
+    trainers = seen.of_role(names.TRAINER, memory.attempt)
+    if status.phase == "running" and (loading := next((pod for pod in trainers if not pod.ready), None)) is not None:
+        return Waiting(names.WAITING_FOR_PODS, f"pod {loading.name} to load its checkpoint")
     if status.phase == "running":
         return Waiting(names.RUNNING, f"step {status.step} of {status.steps}")
     return Waiting(names.WAITING_FOR_WEIGHTS, status.waiting_for or f"the orchestrator is {status.phase}")

@@ -179,7 +179,9 @@ def test_the_end_is_complete_and_the_summary_holds_what_it_must(run):
     assert 0 <= summary["off_policy_max"] <= LIMIT
     assert 0 <= summary["mismatch_kl_mean"] <= summary["mismatch_kl_max"] < 1.5e-2
     assert summary["wire"] == "blockwise"
-    assert max(item["metrics"]["off_policy_max"] for item in run.records("step")) <= LIMIT
+    ages = [item["metrics"]["off_policy_max"] for item in run.records("step") if "off_policy_max" in item["metrics"]]
+    assert max(ages) <= LIMIT
+    assert len(run.records("step")) - len(ages) <= 2  # done by a trainer whose next attempt met a new orchestrator
 
 
 def test_versions_only_grow_over_all_attempts_and_samples_name_only_published_ones(run):

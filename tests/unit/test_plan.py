@@ -131,6 +131,19 @@ def test_a_lost_engine_under_restart_takes_all_pods_away_until_the_backoff_is_ov
     assert [again.replicas(role, 1) for role in ("trainer", "inference", "orchestrator")] == [1, 1, 1]
 
 
+def test_a_trainer_that_loads_its_checkpoint_is_waited_for_while_the_engines_run() -> None:
+    pods = [replace(pod, ready=pod.role != "trainer") for pod in make_pods(1, fleet=0)]
+    seen = make_observed(pods=tuple(pods), orchestrator=make_orchestrator(attempt=1), trainer=None)
+    plan = compute_plan(make_job(status={"attempt": 1, "fleetAttempt": 0, "restarts": 1}), seen, NOW)
+    assert plan.waiting is not None
+    assert (plan.waiting.reason, plan.waiting.message) == (
+        "WaitingForPods",
+        "pod job-trainer-0 to load its checkpoint",
+    )
+    assert plan.group is not None
+    assert (plan.group.attempt, len(plan.group.members)) == (1, 3)
+
+
 def test_pods_of_an_old_attempt_are_ended() -> None:
     job = make_job(status={"attempt": 1, "restarts": 1, "startTime": "1970-01-01T00:00:00Z"})
     plan = compute_plan(job, Observed((make_pod("trainer", uid="old"), make_pod("trainer", uid="new", attempt=1))), NOW)

@@ -14,6 +14,13 @@ def test_every_path_that_the_readme_names_exists():
     assert sorted(path for path in paths if not (ROOT / path).exists()) == []
 
 
+def test_every_link_of_the_package_readmes_leads_somewhere():
+    for folder in (ROOT / "operator", ROOT / "workers"):
+        links = re.findall(r"\]\(([\w./-]+)\)", (folder / "README.md").read_text())
+        assert len(links) > 8
+        assert [link for link in links if not (folder / link).exists()] == []
+
+
 def test_the_readme_names_make_targets_and_commands_that_exist():
     text = (ROOT / "README.md").read_text()
     targets = set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +52,12 @@ def test_dispatch_keeps_one_step_ahead_and_never_starts_what_would_be_too_old(
     consumed: int, published: int, outstanding: int, limit: int, expected: int
 ) -> None:
     assert num_dispatchable(pace(consumed, published, outstanding, limit)) == expected
+
+
+def test_while_the_weights_of_the_last_step_are_not_late_nothing_is_dispatched_for_the_step_after_the_next() -> None:
+    assert num_dispatchable(pace(3, 1, 0)) == 4
+    assert num_dispatchable(dataclasses.replace(pace(3, 1, 0), late=False)) == 0
+    assert num_dispatchable(dataclasses.replace(pace(3, 2, 0), late=False)) == 4
 
 
 def test_dispatch_stops_at_the_last_batch_of_the_run() -> None:
