@@ -16,6 +16,7 @@ import yaml
 
 from fp8rl_operator.environment_args import validate_environments
 from fp8rl_operator.model_files import model_folder
+from fp8rl_operator.not_built import not_built
 from fp8rl_operator.spec import FP8RLJob, inspect
 from fp8rl_operator.validate import format_fault, load, validate_local_files, with_lines
 
@@ -26,7 +27,7 @@ class CommandError(Exception):
 
 def run_command(arguments: argparse.Namespace) -> int:
     """`fp8rl run`."""
-    from fp8rl_operator.local.folder import RunFolderError, locked, move_aside, open_run, read_run
+    from fp8rl_operator.local.folder import RunFolderError, locked, move_aside, open_run, read_run, refuse_used
     from fp8rl_operator.local.run import exit_code, final_reason, run
 
     if arguments.job is None and not (arguments.resume and arguments.out):
@@ -41,6 +42,8 @@ def run_command(arguments: argparse.Namespace) -> int:
         job = open_run(asked, folder, resume=arguments.resume, now=time.time())
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
+            if not arguments.resume:
+                refuse_used(folder)
             from fp8rl_operator.cli_progress import screen
 
             sys.stdout.write(f"run folder {folder}\n")
@@ -129,7 +132,7 @@ def load_job(path: Path, settings: list[str], *, here: bool) -> FP8RLJob:
     if job is not None:
         folder = model_folder(job)
         local = validate_local_files(job) if here or (folder is not None and folder[1].is_dir()) else []
-        found = [*local, *validate_environments(job)]
+        found = [*local, *validate_environments(job), *not_built(job, "machine" if here else "cluster")]
         faults = [*faults, *(found if settings else with_lines(path, found))]
     for fault in faults:
         sys.stderr.write(f"{format_fault(path, fault)}\n")

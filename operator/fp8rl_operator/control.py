@@ -51,7 +51,7 @@ class ControlClient:
         """One record of a pod, None without an answer."""
         if pod is None:
             return None
-        url = f"http://{pod.ip}:{port}{path}"
+        url = url_of(pod, port, path)
         try:
             async with self.session().get(url, headers={"Authorization": f"Bearer {token}"}) as response:
                 if response.status != 200:
@@ -72,7 +72,7 @@ class ControlClient:
         key = (pod.uid, pod.restarts, members)
         if key == self._sent:
             return True
-        url = f"http://{pod.ip}:{ORCHESTRATOR_PORT}/v1/group"
+        url = url_of(pod, ORCHESTRATOR_PORT, "/v1/group")
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         try:
             async with self.session().put(url, data=group.model_dump_json(), headers=headers) as response:
@@ -88,6 +88,11 @@ class ControlClient:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
+
+
+def url_of(pod: PodState, port: int, path: str) -> str:
+    """URL of a pod's API; an IPv6 address stands in brackets."""
+    return f"http://{f'[{pod.ip}]' if ':' in pod.ip else pod.ip}:{port}{path}"
 
 
 def first(pods: list[PodState], role: str) -> PodState | None:

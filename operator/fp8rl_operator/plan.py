@@ -21,6 +21,7 @@ from fp8rl_workers.protocol import GroupDocument, GroupMember, OrchestratorStatu
 __all__ = ["Memory", "Plan", "Verdict", "Waiting", "compute_plan"]
 
 RESYNC_SECONDS = 15.0
+MAX_BACKOFF_SECONDS = 3600
 
 
 def compute_plan(job: FP8RLJob, seen: Observed, now: float) -> Plan:
@@ -115,7 +116,7 @@ def after_loss(job: FP8RLJob, memory: Memory, base: Plan, loss: Loss, now: float
         message = f"{loss.message}; failurePolicy.maxRestarts is {policy.max_restarts} and {memory.restarts} are spent"
         verdict = Verdict(complete=False, reason=names.RESTARTS_EXHAUSTED, message=message)
         return replace(base, verdict=verdict, loss=loss)
-    delay = policy.backoff_seconds * 2**memory.restarts
+    delay = backoff(policy.backoff_seconds, memory.restarts)
     attempt = memory.attempt + 1
     fleet_goes_on = loss.reason in OF_TRAINER
     return replace(
@@ -130,6 +131,11 @@ def after_loss(job: FP8RLJob, memory: Memory, base: Plan, loss: Loss, now: float
         requeue_after=float(delay),
         loss=loss,
     )
+
+
+def backoff(first: int, restarts: int) -> int:
+    """Wait before the next restart, after so many: doubled by each, at most MAX_BACKOFF_SECONDS. Unit: seconds."""
+    return min(first << min(restarts, MAX_BACKOFF_SECONDS.bit_length()), MAX_BACKOFF_SECONDS)
 
 
 def go_on(job: FP8RLJob, memory: Memory, base: Plan, seen: Observed, now: float) -> Plan:

@@ -4,7 +4,8 @@ A trainer pod that ended or vanished always costs one: its collective is broken 
 orchestrator go on meanwhile: syncs of the old attempt are fenced by epoch and sync id. An engine costs one, and of the
 whole job, under `replicaLoss: restart` only; under `shrink` its own Deployment starts it again while the others go on. The
 orchestrator is started again in place and rolls its recorded decision forward; it costs an attempt never, but a
-container that ends again and again ends the job, and so does one that says by its exit code that its input is wrong.
+container that ends again and again without a finished step in between ends the job, and so does one that says by its exit
+code that its input is wrong. Engines that the job can spare end it by the latter only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fp8rl_operator.plan_types import Loss
 from fp8rl_operator.spec import FP8RLJob
 from fp8rl_workers.errors import WRONG_INPUT_EXIT
 
-UNSTARTABLE = frozenset({"FailedMount", "PortInUse"})  # of a pod that has failed for good
+UNSTARTABLE = frozenset({"FailedMount", "PortInUse", "CreateContainerConfigError"})  # of a pod that has failed for good
 OF_TRAINER = frozenset({names.TRAINER_LOST, names.TRAINER_OUT_OF_MEMORY})  # the fleet goes on
 REASONS = {names.TRAINER: names.TRAINER_LOST, names.INFERENCE: names.ENGINE_LOST}
 
@@ -27,7 +28,7 @@ def find_loss(job: FP8RLJob, memory: Memory, seen: Observed) -> Loss | None:
     roles = (names.TRAINER, names.ORCHESTRATOR, names.INFERENCE)
     pods = [pod for role in roles for pod in seen.of_role(role, memory.attempt_of(role))]
     for pod in pods:
-        if (loss := hopeless(job, pod)) is not None:
+        if (loss := unstartable(pod) or exhausted(job, memory, seen, pod)) is not None:
             return loss
     loss = said_lost(memory, seen) or lost(names.TRAINER, memory, seen)
     if loss is not None:
@@ -53,19 +54,36 @@ def said_lost(memory: Memory, seen: Observed) -> Loss | None:
     return None
 
 
-def hopeless(job: FP8RLJob, pod: PodState) -> Loss | None:
-    """A pod whose containers cannot come up: wrong input, or more ends than the budget allows."""
+def unstartable(pod: PodState) -> Loss | None:
+    """A pod that no further start can help."""
     if pod.phase == "Failed" and pod.reason in UNSTARTABLE:
         return Loss(pod.reason, f"{pod.role} pod {pod.name} cannot start: {pod.message}", permanent=True)
     if pod.exit_code == WRONG_INPUT_EXIT:
         reason, text = wrong_input(pod.message) or (names.INVALID_INPUT, ended_text(pod))
         return Loss(reason, text, permanent=True)
+    return None
+
+
+def exhausted(job: FP8RLJob, memory: Memory, seen: Observed, pod: PodState) -> Loss | None:
+    """A pod that ended more often than the budget allows, without a finished step in between, and that the job cannot spare."""
     budget = job.spec.failure_policy.max_restarts
     counted = pod.starting or pod.role != names.TRAINER
-    if counted and not pod.ready and pod.restarts > budget:
-        text = f"{ended_text(pod)}; it was started again {pod.restarts} times, failurePolicy.maxRestarts is {budget}"
-        return Loss(names.RESTARTS_EXHAUSTED, text, permanent=True)
-    return None
+    times = pod.restarts - memory.restarts_before.get(pod.uid, 0)
+    if not counted or pod.ready or times <= budget or spared(job, memory, seen, pod):
+        return None
+    text = (
+        f"{ended_text(pod)}; it was started again {times} times without a finished step in between,"
+        f" failurePolicy.maxRestarts is {budget}"
+    )
+    return Loss(names.RESTARTS_EXHAUSTED, text, permanent=True)
+
+
+def spared(job: FP8RLJob, memory: Memory, seen: Observed, pod: PodState) -> bool:
+    """Whether the job goes on without this pod: an engine under `replicaLoss: shrink` while minReplicas others are ready."""
+    if pod.role != names.INFERENCE or job.spec.failure_policy.replica_loss != "shrink":
+        return False
+    ready = sum(other.ready for other in seen.of_role(names.INFERENCE, memory.attempt_of(names.INFERENCE)))
+    return ready >= job.spec.inference.min_replicas
 
 
 def lost(role: str, memory: Memory, seen: Observed) -> Loss | None:

@@ -31,6 +31,8 @@ def condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
 class Memory:
     """`uids`: pods of trainer and inference that were seen to run in this attempt, by role. Times in Unix seconds.
 
+    `restarts_before`: container restarts of a pod, by uid, when the last step ended; none for a pod that is not named.
+
     `fleet_attempt`: the attempt in which engines and orchestrator were started; they outlive the attempts of a lost trainer.
     """
 
@@ -45,6 +47,7 @@ class Memory:
     verdict: Verdict | None
     last_failure_reason: str
     uids: Mapping[str, frozenset[str]]
+    restarts_before: Mapping[str, int]
 
     @classmethod
     def read(cls, status: Mapping[str, Any], now: float) -> Memory:
@@ -64,6 +67,11 @@ class Memory:
             verdict=read_verdict(status),
             last_failure_reason=status.get("lastFailure", {}).get("reason", ""),
             uids={role: frozenset(status.get(role, {}).get("uids", ())) for role in (names.TRAINER, names.INFERENCE)},
+            restarts_before={
+                uid: count
+                for role in (names.TRAINER, names.INFERENCE, names.ORCHESTRATOR)
+                for uid, count in status.get(role, {}).get("restartsBefore", {}).items()
+            },
         )
 
     def attempt_of(self, role: str) -> int:

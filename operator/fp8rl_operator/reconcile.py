@@ -40,12 +40,28 @@ async def reconcile(cluster: Cluster, job: FP8RLJob, now: float, images: Images 
     status = next_status(job, seen, plan, now)
     if status is not None:
         await cluster.write_status(job, status)
-        await tell(cluster, job, plan)
+        await tell(cluster, job, plan, status)
     return Pass(seen, plan, outcome, job.status if status is None else status)
 
 
-async def tell(cluster: Cluster, job: FP8RLJob, plan: Plan) -> None:
+def setback(job: FP8RLJob, status: dict[str, Any]) -> str | None:
+    """What is told when more steps are gone than lie between two checkpoints: the trainer did not find its newest one."""
+    checkpoint = job.spec.trainer.checkpoint
+    before, step = job.status.get("step", 0), status.get("step", 0)
+    if before - step <= max(0, checkpoint.every_steps - 1):
+        return None
+    kept = checkpoint.claim_name is not None or checkpoint.volume_claim_template is not None
+    way = "" if kept else "; in a cluster set trainer.checkpoint.claimName or volumeClaimTemplate, which outlive a pod"
+    return (
+        f"goes on at step {step}, step {before} was done: no newer checkpoint was found, trainer.checkpoint.everySteps is"
+        f" {checkpoint.every_steps}{way}"
+    )
+
+
+async def tell(cluster: Cluster, job: FP8RLJob, plan: Plan, status: dict[str, Any]) -> None:
     """Events, after the status stands."""
+    if (lost := setback(job, status)) is not None:
+        await cluster.record(job, names.STEPS_LOST, lost, warning=True)
     if plan.loss is not None:
         await cluster.record(job, plan.loss.reason, plan.loss.message, warning=True)
     if plan.loss is not None and plan.verdict is None:

@@ -1,23 +1,30 @@
 """The job's status, as a pure function; None means that nothing is worth a write.
 
-Conditions and counters are written at once, progress at most every `PROGRESS_SECONDS`. Decimals are strings, as the
+Conditions and counters are written at once, progress and the words of conditions at most every `PROGRESS_SECONDS`. Decimals are strings, as the
 API has no floats. What the plan must remember (`plan_memory`) stands here and nowhere else.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
-from fp8rl_operator import names
 from fp8rl_operator.observed import Observed
+from fp8rl_operator.plan import wanted_pods
 from fp8rl_operator.plan_memory import from_time, to_time
 from fp8rl_operator.plan_types import Plan
 from fp8rl_operator.spec import FP8RLJob
+from fp8rl_operator.spec.status import MAX_COUNTED
 from fp8rl_operator.status_conditions import conditions
 from fp8rl_workers.protocol import MemberStatus, OrchestratorStatus, ResolvedPrecision
 
 PROGRESS_SECONDS = 15.0
-PROGRESS_FIELDS = ("step", "version", "weightSyncGroup", "mismatch", "offPolicy", "lastStepTime")
+MAX_LAYERS = 4096
+MAX_LAYER_LENGTH = 512
+PROGRESS_FIELDS = ("progressTime", "step", "version", "weightSyncGroup", "mismatch", "offPolicy", "lastStepTime")
+
+NUMBERED = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 Status = dict[str, Any]
 
@@ -27,12 +34,14 @@ def next_status(job: FP8RLJob, seen: Observed, plan: Plan, now: float) -> Status
     if plan.hands_off:
         return None
     old = job.status
-    new = {**old, **counters(old, plan, now), **roles(job, seen, plan), **progress(old, seen, plan)}
+    new = {**old, **counters(old, plan, now), **progress(old, seen, plan)}
+    new |= roles(job, seen, plan, advanced=new.get("step", 0) > old.get("step", 0))
     new["observedGeneration"] = job.metadata.generation
     new["conditions"] = conditions(job, seen, plan, now)
-    if firm(new) == firm(old) and (new == old or now - (to_time(old.get("lastStepTime")) or 0.0) < PROGRESS_SECONDS):
+    recent = now - (to_time(old.get("progressTime")) or 0.0) < PROGRESS_SECONDS
+    if firm(new) == firm(old) and (new == old or recent):
         return None
-    return new
+    return new | {"progressTime": from_time(now)}
 
 
 def firm(status: Status) -> Status:
@@ -55,15 +64,10 @@ def counters(old: Status, plan: Plan, now: float) -> Status:
     return found
 
 
-def roles(job: FP8RLJob, seen: Observed, plan: Plan) -> Status:
-    """Desired and ready pods of each role; uids of the pods that this attempt has had running."""
-    wanted = {
-        names.TRAINER: job.spec.trainer.replicas,
-        names.INFERENCE: job.spec.inference.replicas,
-        names.ORCHESTRATOR: 1,
-    }
+def roles(job: FP8RLJob, seen: Observed, plan: Plan, *, advanced: bool) -> Status:
+    """Desired and ready pods of each role; uids of the pods that this attempt has had running. `advanced`: a step has ended."""
     found: Status = {}
-    for role, count in wanted.items():
+    for role, count in wanted_pods(job).items():
         pods = seen.of_role(role, plan.attempt_of(role))
         found[role] = {
             "desired": plan.replicas(role, count),
@@ -72,6 +76,11 @@ def roles(job: FP8RLJob, seen: Observed, plan: Plan) -> Status:
             "restarts": sum(pod.restarts for pod in pods),
             "uids": sorted(pod.uid for pod in pods if not pod.starting),
         }
+        before = job.status.get(role, {}).get("restartsBefore", {})
+        counts = {pod.uid: pod.restarts if advanced else min(pod.restarts, before.get(pod.uid, 0)) for pod in pods}
+        if any(counts.values()):
+            highest = sorted(counts, key=lambda uid: -counts[uid])[:MAX_COUNTED]
+            found[role]["restartsBefore"] = {uid: counts[uid] for uid in sorted(highest) if counts[uid]}
     return found
 
 
@@ -80,8 +89,12 @@ def progress(old: Status, seen: Observed, plan: Plan) -> Status:
     status = seen.orchestrator
     if status is None or status.attempt != plan.attempt:
         return {}
+    tells = status.phase in {
+        "running",
+        "complete",
+    }  # one that has just started does not know yet what the trainer resumed at
     found: Status = {
-        "step": status.step,
+        "step": status.step if tells else max(status.step, old.get("step", 0)),
         "version": max(status.version, old.get("version", 0)),
         "weightSyncGroup": group(status),
         "mismatch": decimals(status.mismatch, ("kl", "logprobDiffP99", "maskedRatio")),
@@ -125,8 +138,26 @@ def precision(resolved: ResolvedPrecision) -> Status:
         "scaleFormat": resolved.scale_format,
         "quantizeAt": resolved.quantize_at,
         "quantizedLayers": len(resolved.quantized_layers),
-        "ignoredLayers": [f"{name}: {reason}" for name, reason in sorted(resolved.ignored_layers.items())],
+        "ignoredLayers": layers(resolved.ignored_layers),
     }
+
+
+def layers(reasons: Mapping[str, str]) -> list[str]:
+    """Ignored layers with their reasons, those that differ in numbers only as one; as long as the API allows.
+
+    `reasons`: module name to reason. A mixture of experts has tens of thousands of modules.
+    """
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, reason in sorted(reasons.items()):
+        alike.setdefault((NUMBERED.sub("*", name), reason), []).append(name)
+    lines = [
+        f"{name if len(same) > 1 else same[0]}: {reason}"[: MAX_LAYER_LENGTH - 20]
+        + (f" ({len(same)} layers)" if len(same) > 1 else "")
+        for (name, reason), same in alike.items()
+    ]
+    if len(lines) <= MAX_LAYERS:
+        return lines
+    return [*lines[: MAX_LAYERS - 1], f"and {len(lines) - MAX_LAYERS + 1} more"]
 
 
 def decimals(values: dict[str, float], keys: tuple[str, ...]) -> Status:

@@ -34,11 +34,20 @@ def conditions(job: FP8RLJob, seen: Observed, plan: Plan, now: float) -> list[di
     """All conditions that can be told, in the order of `names.CONDITIONS`."""
     old = {item["type"]: item for item in job.status.get("conditions", [])}
     words = life(plan) | limits(job, seen, plan)
+    words[names.READY] = with_warnings(words[names.READY], seen, plan)
     return [
         stamped(kind, words[kind], old.get(kind), job.metadata.generation, now) if kind in words else dict(old[kind])
         for kind in names.CONDITIONS
         if kind in words or kind in old
     ]
+
+
+def with_warnings(ready: Word, seen: Observed, plan: Plan) -> Word:
+    """Ready with what the orchestrator warns of, such as too few engines for the samples of a step; none once the job has ended."""
+    status = seen.orchestrator
+    if status is None or status.attempt != plan.attempt or plan.verdict is not None or not status.warnings:
+        return ready
+    return Word(ready.status, ready.reason, f"{ready.message}; warning: {'; '.join(status.warnings)}")
 
 
 def stamped(kind: str, word: Word, old: Mapping[str, Any] | None, generation: int, now: float) -> dict[str, Any]:

@@ -76,7 +76,9 @@ def _read(path: Path) -> yaml.Node:
 
 
 def with_lines(path: Path, faults: list[Fault]) -> list[Fault]:
-    """Faults of a job that was read from this file, by the lines of their fields."""
+    """Faults of a job that was read from this file, by the lines of their fields; of a pipe, which is read once, without."""
+    if not path.is_file():
+        return faults
     return _placed(_only_document(path.read_text(encoding="utf-8")), faults)
 
 

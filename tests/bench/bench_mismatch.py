@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from support import finish, place, run_job, steps_of
+from support import finish, place, records_of, run_job
 
 WIRES = {
     "bf16": {"spec.precision.recipe": "bf16", "spec.precision.wire": "bf16"},
@@ -29,13 +29,13 @@ WIRES = {
 
 def figures(run: Path, summary: dict[str, Any]) -> dict[str, float]:
     """Mismatch and entropy of one run."""
-    steps = [record["metrics"] for record in steps_of(run)]
+    steps = [record["metrics"] for record in records_of(run, "step")]
     return {
         "mismatch_kl_mean": fmean(step["mismatch_kl"] for step in steps),
         "mismatch_kl_max": max(step["mismatch_kl"] for step in steps),
         "logprob_diff_p99_mean": fmean(step["logprob_diff_p99"] for step in steps),
         "entropy_mean": summary["entropy_mean"],
-        "wire_bytes": max(step["wire_bytes"] for step in steps if "wire_bytes" in step),
+        "wire_bytes": max(record["metrics"]["wire_bytes"] for record in records_of(run, "sync")),
     }
 
 

@@ -39,26 +39,27 @@ def run_job(out: Path, name: str, changes: dict[str, Any]) -> dict[str, Any]:
         change(manifest, path, value)
     out.mkdir(parents=True, exist_ok=True)
     file = out / f"{name}.yaml"
-    file.write_text(yaml.safe_dump(manifest, sort_keys=False))
+    file.write_text(json.dumps(manifest, indent=1))  # JSON is YAML, and keeps decimals quoted
     fp8rl = Path(sys.executable).with_name("fp8rl")
     subprocess.run([str(fp8rl), "run", str(file), "--out", str(out / name), "--fresh"], check=True)
     summary: dict[str, Any] = json.loads((out / name / "summary.json").read_text())
     return summary
 
 
-def steps_of(run: Path) -> list[dict[str, Any]]:
-    """The step records of a run, in order."""
+def records_of(run: Path, kind: str) -> list[dict[str, Any]]:
+    """The records of a run's `metrics.jsonl` that are of one kind, in order."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["kind"] == "step"]
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
 def place() -> dict[str, Any]:
-    """Commit, machine, versions and command of this measurement."""
+    """Commit, machine, versions and command of this measurement; folders of this machine are shown as DIR."""
+    words = ["DIR" if Path(word).is_absolute() else word for word in sys.argv[1:]]
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     return {
-        "command": " ".join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]]),
+        "command": " ".join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *words]),
         "commit": commit.stdout.strip(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),

@@ -213,6 +213,13 @@ class Trainer:
         self.group = self.host = None
 
 
+ENTRY_WITH_EXTENSION = (
+    "from fp8rl_workers.inference import __main__ as entry, owned_args; "
+    "del owned_args.OWNED_ENGINE_ARGS['worker-extension-cls']; entry.main()"
+)
+"""The engine's entry point for tests that damage its memory from within; a job may not set the argument."""
+
+
 @dataclass
 class Engine:
     """One engine process on an address of its own."""
@@ -258,7 +265,9 @@ class Engine:
         }
         with (self.folder / "engine.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "fp8rl_workers.inference"],
+                [sys.executable, "-c", ENTRY_WITH_EXTENSION]
+                if "worker-extension-cls" in self.engine_args
+                else [sys.executable, "-m", "fp8rl_workers.inference"],
                 env=environ,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -312,6 +321,9 @@ class Engine:
 
     def state(self) -> dict[str, Any]:
         return self.call("GET", "/fp8rl/v1/state")[1]
+
+    def layers(self) -> list[str]:
+        return list(self.call("GET", "/fp8rl/v1/layers")[1]["quantized_layers"])
 
     def generate(self, prompt: list[int], **sampling: Any) -> dict[str, Any]:
         """vLLM's token route; returns the whole answer."""

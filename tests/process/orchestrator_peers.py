@@ -268,7 +268,8 @@ class StandInTrainer:
     async def _sync(self, request: web.Request) -> web.Response:
         sync = await read_record(request, SyncRequest)
         assert sync.version > self.version, "a version was used twice"
-        assert not self.syncing, "two syncs at once"
+        if self.syncing:  # of an orchestrator that was killed since
+            raise StaleError(f"sync {sync.sync_id}: sync {self.syncing} is still running")
         self.version, self.syncing = sync.version, sync.sync_id
         try:
             return record_response(await self._publish(sync, self.step, f"digest-{self.attempt}-{self.step}"))
@@ -370,6 +371,8 @@ class Cluster:
             self.process.kill()
             await self.process.wait()
         await self.session.close()
+        for engine in self.engines:
+            engine.awake.set()
         for peer in (self.trainer, *self.engines):
             if peer.runner is not None:
                 await cut(peer.runner)

@@ -66,6 +66,8 @@ def test_an_engine_with_dummy_weights_is_not_ready_and_the_first_sync_makes_it_r
     assert engine.call("GET", "/fp8rl/v1/ready")[0] == 200
     state = engine.state()
     assert (state["load_path"], state["load_fallback"], state["error"]) == ("plan", {}, "")
+    assert (state["epoch"], state["epoch_told"]) == (trainer.epoch, trainer.epoch)
+    assert (state["num_quantized"], engine.layers()) == (0, [])
 
 
 def test_every_route_but_health_readiness_and_metrics_asks_for_the_token(engine):
@@ -73,6 +75,7 @@ def test_every_route_but_health_readiness_and_metrics_asks_for_the_token(engine)
         assert engine.call("GET", path, token=None)[0] in (200, 503)
     for method, path in (
         ("GET", "/fp8rl/v1/state"),
+        ("GET", "/fp8rl/v1/layers"),
         ("PUT", "/fp8rl/v1/epoch"),
         ("POST", "/fp8rl/v1/commit"),
         ("POST", "/collective_rpc"),

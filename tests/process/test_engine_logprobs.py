@@ -113,7 +113,7 @@ def test_in_fp32_arithmetic_the_engine_serves_exactly_the_policy_that_the_codes_
         print(f"fp32: p50 {percentile(found, 0.5):.2e} p99 {percentile(found, 0.99):.2e}")
         assert percentile(found, 0.99) <= 1e-3
         assert percentile(unquantized, 0.5) > 10 * percentile(found, 0.99)
-    assert engine.state()["quantized_layers"] == []
+    assert engine.layers() == []
 
 
 def test_in_bf16_arithmetic_the_difference_is_that_of_bf16_arithmetic_itself(serve):
@@ -134,4 +134,4 @@ def test_the_channel_wire_runs_in_the_engines_own_fp8_kernel(serve):
         found = differences(sample(engine), reference(weights, plan, "channel", torch.bfloat16))
         print(f"channel: p50 {percentile(found, 0.5):.2e} p99 {percentile(found, 0.99):.2e} k3 {k3(found):.2e}")
         assert k3(found) < 1.5e-2
-    assert engine.state()["quantized_layers"] == list(plan.quantized)
+    assert engine.layers() == list(plan.quantized)

@@ -124,6 +124,60 @@ async def test_engines_and_orchestrator_go_on_while_a_lost_trainer_waits_out_its
         assert (world.job.status["attempt"], world.job.status["fleetAttempt"]) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"env": [{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "wandb", "key": "token"}}}]},
+            "Secret wandb has no key token on this machine, which has only the job's own objects; write the value itself",
+        ),
+        (
+            {"livenessProbe": {"httpGet": None, "exec": {"command": ["true"]}}},
+            "container main: a probe must be httpGet or tcpSocket",
+        ),
+    ],
+    ids=["secret", "probe"],
+)
+async def test_a_container_that_cannot_be_made_here_ends_the_job_with_its_reason_and_is_cleaned_up(
+    change: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    body = toy_body(tmp_path / "toys")
+    main = body["spec"]["trainer"]["template"]["spec"]["containers"][0]
+    main |= change | {"env": main["env"] + change.get("env", [])}
+    folder = tmp_path / "run"
+    job = open_run(parse(body), folder, resume=False, now=time.time())
+    folder.mkdir()
+    cluster = make_cluster(folder, Settings())
+    world = World(cluster, job)
+    await world.until(lambda: world.condition("Failed")[0] == "True", "the job has failed")
+    assert world.condition("Failed")[1] == "CreateContainerConfigError"
+    message = next(item["message"] for item in world.job.status["conditions"] if item["type"] == "Failed")
+    assert words in message
+    await cluster.close(2.0)
+    assert (cluster.pods, cluster.folders.pods.exists()) == ({}, False)
+
+
+async def test_a_pod_whose_end_fails_does_not_keep_the_others_or_the_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_world(tmp_path, {}) as world:
+        broken = next(iter(world.cluster.pods.values()))
+        ends = broken.terminate
+
+        async def fails(grace: float | None = None) -> None:
+            await ends(grace)
+            raise OSError("no such folder")
+
+        monkeypatch.setattr(broken, "terminate", fails)
+        await world.cluster.close(2.0)
+        assert list(world.cluster.pods) == [broken.uid]
+        assert world.cluster.block.lock.fileno() == -1
+        assert "no such folder" in (world.cluster.folders.root / "events.jsonl").read_text()
+        monkeypatch.undo()
+        world.cluster.pods.clear()
+        world.cluster.ending.clear()
+
+
 async def test_a_port_in_use_ends_the_job_with_one_message(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     job = open_run(parse(toy_body(tmp_path / "toys")), folder, resume=False, now=time.time())

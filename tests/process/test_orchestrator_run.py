@@ -239,7 +239,7 @@ async def test_a_mismatch_over_the_stop_limit_ends_the_job(tmp_path: Path) -> No
     async with Cluster(tmp_path, limits=limits) as cluster:
         cluster.trainer.metrics = {"loss": 0.1, "mismatch_kl": 0.2}
         status = await cluster.finish()
-        assert (status.phase, status.reason, status.step) == ("failed", "MismatchLimitExceeded", 1)
+        assert (status.phase, status.reason, status.step) == ("failed", "MismatchLimit", 1)
         assert status.warnings == ["mismatch_kl 0.2 is over limits.mismatchKL.warn 0.01"]
 
 

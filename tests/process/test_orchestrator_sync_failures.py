@@ -195,7 +195,7 @@ async def test_an_engine_that_hangs_is_lost_after_the_time_limit_and_back_when_i
 async def test_rollouts_of_an_engine_that_hangs_are_sent_elsewhere(tmp_path: Path) -> None:
     async with Cluster(tmp_path, steps=40, weight_sync={"timeout_seconds": 2.0}) as cluster:
         good, hung = cluster.engines
-        hung.seconds = 30.0
+        hung.seconds = 8.0
         await cluster.until(lambda: hung.requests, "a request")
         hung.awake.clear()
         before = len(good.requests)

@@ -155,6 +155,14 @@ async def test_steps_are_idempotent_and_in_order(trainer: Trainer) -> None:
     assert (await trainer.state()).step == 2
 
 
+async def test_a_living_trainer_gives_back_what_the_orchestrator_sent_with_the_last_step(trainer: Trainer) -> None:
+    assert (await trainer.state()).orchestrator == {}
+    for number in (1, 2, 3):
+        assert (await trainer.step(number))[0] == 200
+        state = await trainer.state()
+        assert (state.step, state.orchestrator, state.resumed_step) == (number, {"cursor": number}, 0)
+
+
 async def test_a_step_reports_and_exports_its_metrics(trainer: Trainer) -> None:
     result = StepResult.model_validate_json((await trainer.step(1))[1])
     missing = set(TRAINER_METRICS) - set(result.metrics)

@@ -14,7 +14,7 @@ from builders import make_body, make_job
 
 from fp8rl_operator.cli import main
 from fp8rl_operator.cli_progress import Figures, clock
-from fp8rl_operator.local.folder import RunFolderError, move_aside, open_run, resumed
+from fp8rl_operator.local.folder import RunFolderError, locked, move_aside, open_run, refuse_used, resumed
 from fp8rl_operator.spec import parse
 
 
@@ -219,3 +219,29 @@ def test_the_status_of_a_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert f"not running; `fp8rl run --resume --out {tmp_path}` goes on\n" in told
     assert "Ready                  True     Running: step 2 of 4" in told
     assert told.endswith("no pods\n")
+
+
+def test_a_manifest_on_a_pipe_is_read_once_and_its_faults_told(tmp_path: Path) -> None:
+    for required, code in ((False, 0), (True, 1)):
+        text = yaml.safe_dump(make_body({"gate": {"required": required}}))
+        words = [sys.executable, "-m", "fp8rl_operator.cli", "validate", "/dev/stdin"]
+        done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
+        assert done.returncode == code
+        assert "Traceback" not in done.stderr
+        assert ("/dev/stdin: spec.gate.required: value true" in done.stderr) is required
+
+
+def test_a_run_that_begins_and_ends_while_another_is_judged_is_not_written_over(tmp_path: Path) -> None:
+    refuse_used(tmp_path)
+    (tmp_path / "status.yaml").touch()
+    with pytest.raises(RunFolderError, match="another `fp8rl run` has just used it; name another --out"):
+        refuse_used(tmp_path)
+
+
+def test_a_run_folder_that_is_held_is_not_moved_aside(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "status.yaml").touch()
+    with locked(folder), pytest.raises(RunFolderError, match="is being run by process"):
+        move_aside(folder)
+    assert move_aside(folder) == tmp_path / "run.1"

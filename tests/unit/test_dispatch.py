@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from fp8rl_workers.errors import NonFiniteError
-from fp8rl_workers.orchestrator.dispatch import SUSPECT, Dispatcher, Replica, all_not_finite, choose
+from fp8rl_workers.orchestrator.dispatch import (
+    LOST,
+    NOT_FINITE,
+    SUSPECT,
+    Dispatcher,
+    Replica,
+    all_not_finite,
+    choose,
+)
 from fp8rl_workers.orchestrator.environments import Completion
 from fp8rl_workers.orchestrator.sampling import EngineLostError
 
@@ -112,7 +120,25 @@ async def test_replicas_that_answer_nan_again_after_healing_end_the_job() -> Non
 
 def test_no_replica_at_all_is_no_proof_of_broken_weights() -> None:
     assert not all_not_finite([])
-    assert not all_not_finite([Replica("a", "a", None, nan_faults=2), Replica("b", "b", None)])  # type: ignore[arg-type]
+    assert not all_not_finite([replica("a", version=None)])
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (replica("b"), False),
+        (replica("b", version=None), True),
+        (replica("b", fenced=LOST), True),
+        (replica("b", fenced=SUSPECT), True),
+        (replica("b", fenced=NOT_FINITE), False),
+    ],
+)
+def test_replicas_that_boot_or_are_gone_do_not_keep_a_job_with_broken_weights_alive(
+    other: Replica, *, expected: bool
+) -> None:
+    broken = replica("a", fenced=NOT_FINITE)
+    broken.nan_faults = 2
+    assert all_not_finite([broken, other]) is expected
 
 
 async def test_a_request_is_made_for_the_version_that_its_replica_serves() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from fp8rl_workers.errors import NotYetError, StaleError
 from fp8rl_workers.inference.agent import Agent
 from fp8rl_workers.inference.rank import merge_states
+from fp8rl_workers.inference.rank import state as rank_state
 from fp8rl_workers.protocol import Decision, Epoch, Member
 from fp8rl_workers.weights.digest import digest, to_hex
 from fp8rl_workers.weights.group import StoreHost, join_group
@@ -253,14 +255,69 @@ def test_a_commit_that_comes_while_the_next_version_is_written_is_refused_not_ke
     thread.join()
 
 
+def state_of(agent):
+    worker = SimpleNamespace(
+        weight_transfer_engine=SimpleNamespace(agent=agent, loader=agent.loader, quantized=[], audit="")
+    )
+    return rank_state(worker)
+
+
+def test_an_epoch_is_reported_while_its_group_stands_and_not_when_it_was_only_heard_of(agent, sender):
+    epoch = sender.form(agent)
+    eventually(lambda: state_of(agent)["epoch"] == 1)
+    sender.close()
+    eventually(lambda: state_of(agent)["epoch"] is None)
+    assert state_of(agent)["epoch_told"] == 1
+    sender.host, sender.group = StoreHost(HERE, 0), None
+    agent.join(epoch.model_copy(update={"epoch": 2, "store_port": sender.host.port}))
+    assert (state_of(agent)["epoch"], state_of(agent)["epoch_told"]) == (None, 2)
+    sender.number = 2
+    sender.form(agent)
+    eventually(lambda: state_of(agent)["epoch"] == 3)
+
+
+def test_leaving_frees_a_thread_that_waits_for_the_others_to_join(agent, sender):
+    epoch = sender.form(agent)
+    agent.join(epoch.model_copy(update={"epoch": 9, "timeout_seconds": 60.0}))
+    time.sleep(0.1)
+    thread = agent._member._thread
+    assert thread.is_alive()
+    agent.leave()
+    thread.join(2.0)
+    assert not thread.is_alive()
+    assert agent.error == ""
+
+
+def test_a_fault_of_the_program_is_reported_at_once_and_leaves_the_epoch(agent, sender, monkeypatch):
+    sender.form(agent, timeout=60.0)
+
+    def exhaust(*_):
+        raise RuntimeError("can't allocate memory\nstack")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(agent.loader, "prepare", exhaust)
+        sender.send(1, 1)
+        report = sender.report(5.0)
+    assert (report.state, report.error) == (
+        "failed",
+        "RuntimeError: can't allocate memory; the engine's log has the stack",
+    )
+    eventually(lambda: agent.joined is None)
+    assert agent.error == f"epoch 1: {report.error}"
+    sender.form(agent)
+    publish(agent, sender, 2, 2)
+    assert agent.error == ""
+
+
 def test_ranks_that_differ_have_nothing_prepared_together():
     rank = {
         "epoch": 1,
+        "epoch_told": 1,
         "prepared_sync_id": 3,
         "prepared_version": 7,
         "load_path": "plan",
         "load_fallback": {},
-        "quantized_layers": [],
+        "num_quantized": 0,
         "audit": "",
         "message": "",
     }
@@ -269,4 +326,7 @@ def test_ranks_that_differ_have_nothing_prepared_together():
     assert (merged["prepared_sync_id"], merged["prepared_version"]) == (None, None)
     assert (merged["error"], merged["load_fallback"], merged["audit_passed"]) == ("late", {"w": "packed"}, True)
     assert merge_states([rank, rank])["prepared_version"] == 7
+    assert merge_states([rank, rank])["epoch"] == 1
+    assert merge_states([rank, rank | {"epoch": None}])["epoch"] is None
+    assert merge_states([rank | {"epoch": None}, rank])["epoch"] is None
     assert merge_states([rank, rank | {"audit": "1 layer"}])["audit_passed"] is False

@@ -11,7 +11,20 @@ import pytest
 from fp8rl_workers.errors import DigestError, StaleError, SyncError
 from fp8rl_workers.inference import core as core_module
 from fp8rl_workers.inference.core import EngineControl, answer_of, book_of
+from fp8rl_workers.inference.spans import NO_VERSION
 from fp8rl_workers.protocol import Decision
+
+RANK_STATE = {
+    "epoch": 1,
+    "epoch_told": 1,
+    "prepared_sync_id": None,
+    "prepared_version": None,
+    "load_path": "plan",
+    "load_fallback": {},
+    "num_quantized": 2,
+    "audit": "",
+    "message": "",
+}
 
 
 class Ranks:
@@ -20,10 +33,16 @@ class Ranks:
     def __init__(self):
         self.calls = []
         self.refuses = {}
+        self.answers = {}
+        self.crashes = ""
 
     def collective_rpc(self, function, args=()):
-        self.calls.append(function.__name__)
-        return [{}, self.refuses.get(function.__name__, {})]
+        name = function.__name__
+        self.calls.append(name)
+        if name == self.crashes:
+            raise RuntimeError("out of memory")
+        answer = self.answers.get(name, {})
+        return [answer, answer | self.refuses.get(name, {})]
 
 
 class Scheduler:
@@ -81,6 +100,44 @@ def test_a_rank_that_fails_to_apply_leaves_the_engine_without_a_version():
     with pytest.raises(SyncError):
         control.commit(decision(2))
     assert control.committed is None
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_after_a_commit_that_fails_half_way_tokens_count_for_no_version_until_the_next_commit(crash):
+    control, core = make_control()
+    control.commit(decision(1))
+    book = book_of(core.scheduler)
+    book.add("r", 2)
+    if crash:
+        core.model_executor.crashes = "apply"
+    else:
+        core.model_executor.refuses["apply"] = {"error": "lost", "reason": "WeightSyncFailed"}
+    with pytest.raises((SyncError, RuntimeError)):
+        control.commit(decision(2))
+    book.add("r", 3)
+    assert book.spans("r") == [[1, 2], [NO_VERSION, 3]]
+    core.model_executor.crashes = ""
+    core.model_executor.refuses.clear()
+    assert control.commit(decision(3))["running"] == {"r": 5}
+    book.add("r", 1)
+    assert book.close("r") == [[1, 2], [NO_VERSION, 3], [3, 1]]
+
+
+def test_the_quantized_layers_are_those_of_the_first_rank():
+    control, core = make_control()
+    core.model_executor.answers["layers"] = {"quantized_layers": ["a", "b"]}
+    assert control.layers() == {"quantized_layers": ["a", "b"]}
+
+
+def test_an_engine_whose_commit_failed_half_way_reports_no_version():
+    control, core = make_control()
+    control.commit(decision(1))
+    core.model_executor.answers["state"] = RANK_STATE
+    assert control.state()["version"] == 1
+    core.model_executor.refuses["apply"] = {"error": "lost", "reason": "WeightSyncFailed"}
+    with pytest.raises(SyncError):
+        control.commit(decision(2))
+    assert "version" not in control.state()
 
 
 def test_steps_in_flight_are_let_in_first_and_count_for_the_old_version():

@@ -23,7 +23,7 @@ RANKS = {
     "prepared_version": None,
     "load_path": "plan",
     "load_fallback": {},
-    "quantized_layers": ["a", "b"],
+    "num_quantized": 2,
     "audit_passed": True,
     "error": "",
     "version": 7,
@@ -87,6 +87,19 @@ async def test_the_state_is_what_the_workers_say(app, core):
         phase="serving", pod="inference-0", uid="uid-0", release="0.26.0", **RANKS
     )
     assert REGISTRY.get_sample_value("fp8rl_engine_quantized_layers") == 2.0
+
+
+async def test_the_names_of_the_quantized_layers_have_a_route_of_their_own(app, core):
+    core.answers["fp8rl_layers"] = {"quantized_layers": ["a", "b"]}
+    assert await call(app, "GET", "/fp8rl/v1/layers") == (200, {"quantized_layers": ["a", "b"]})
+
+
+async def test_an_engine_without_a_version_shows_none_in_its_metrics(app, core):
+    await call(app, "GET", "/fp8rl/v1/state")
+    assert REGISTRY.get_sample_value("fp8rl_engine_weight_version") == 7.0
+    core.answers["fp8rl_state"] = {name: value for name, value in RANKS.items() if name != "version"}
+    assert (await call(app, "GET", "/fp8rl/v1/state"))[1]["version"] is None
+    assert REGISTRY.get_sample_value("fp8rl_engine_weight_version") == 0.0
 
 
 @pytest.mark.parametrize(

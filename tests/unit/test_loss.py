@@ -37,37 +37,40 @@ def test_dppo_masks_only_what_has_gone_further_than_the_advantage_asks_for() -> 
     assert tokens.masked.tolist() == [True, False, False, True, False, True]
 
 
-def test_grpo_truncates_the_importance_weight_and_clips_the_ratio() -> None:
+def test_grpo_clips_the_ratio_to_the_engine_on_the_side_that_the_advantage_asks_for() -> None:
     config = LossConfig(name="grpo", grpo_clip_low=0.2, grpo_clip_high=0.3, tis_cap=2.0)
-    trainer, old, engine = logs(0.5, 0.3, 0.4), logs(0.25, 0.3, 0.8), logs(0.25, 0.1, 0.8)
-    advantages = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)
-    tokens = grpo_loss(trainer, old, engine, advantages, config)
-    assert tokens.loss.tolist() == pytest.approx([-1.3, -2.0 * 2.0, 0.8], abs=1e-12)
-    assert tokens.masked.tolist() == [True, False, True]
-    assert tokens.truncated.tolist() == [False, True, False]
+    trainer, engine = logs(0.5, 0.5, 0.3, 0.3, 0.33), logs(0.25, 0.4, 0.6, 0.6, 0.3)
+    advantages = torch.tensor([1.0, 1.0, -1.0, 1.0, -2.0], dtype=torch.float64)
+    trainer.requires_grad_()
+    tokens = grpo_loss(trainer, engine, advantages, config)
+    assert tokens.loss.tolist() == pytest.approx([-1.3, -1.25, 0.8, -0.5, 2.2], abs=1e-12)
+    assert tokens.masked.tolist() == [True, False, True, False, False]
+    tokens.loss.sum().backward()
+    assert trainer.grad is not None
+    assert trainer.grad.tolist() == pytest.approx([0.0, -1.25, 0.0, -0.5, 2.2], abs=1e-12)
+
+
+def test_grpo_truncates_the_importance_weight_where_it_is_not_clipped() -> None:
+    config = LossConfig(name="grpo", grpo_clip_high=9.0, tis_cap=2.0)
+    trainer, engine = logs(0.5, 0.5, 0.5).requires_grad_(), logs(0.125, 0.125, 0.4)
+    tokens = grpo_loss(trainer, engine, torch.tensor([1.0, -3.0, 1.0], dtype=torch.float64), config)
+    assert tokens.loss.tolist() == pytest.approx([-2.0, 6.0, -1.25], abs=1e-12)
+    assert tokens.masked.tolist() == [False, False, False]
+    assert tokens.truncated.tolist() == [True, True, False]
+    tokens.loss.sum().backward()
+    assert trainer.grad is not None
+    assert trainer.grad.tolist() == pytest.approx([-2.0, 6.0, -1.25], abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["ipo", "dppo", "grpo"])
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
     config = LossConfig(name=name, ipo_threshold=1.0, kl_tau=0.1)
     engine = logs(0.3, 0.6, 0.2)
-    old = logs(0.35, 0.5, 0.25)
     advantages = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
-    trainer = old.clone().requires_grad_()
+    trainer = logs(0.35, 0.5, 0.25).requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda lp: policy_loss(lp, old, engine, advantages, config).loss, (trainer,), eps=1e-7, atol=1e-6
+        lambda lp: policy_loss(lp, engine, advantages, config).loss, (trainer,), eps=1e-7, atol=1e-6
     )
-
-
-def test_the_gradient_of_grpo_on_policy_is_minus_the_weighted_advantage() -> None:
-    trainer = logs(0.5, 0.2).requires_grad_()
-    engine = logs(0.4, 0.05)
-    tokens = grpo_loss(
-        trainer, trainer.detach(), engine, torch.tensor([1.0, -3.0]), LossConfig(name="grpo", tis_cap=2.0)
-    )
-    tokens.loss.sum().backward()
-    assert trainer.grad is not None
-    assert trainer.grad.tolist() == pytest.approx([-1.25, 6.0])
 
 
 def test_a_hopeless_log_ratio_stays_finite() -> None:

@@ -42,8 +42,8 @@ def main_of(workload: dict[str, Any]) -> dict[str, Any]:
 def test_the_children_of_a_job() -> None:
     assert list(built(make_job())) == [
         "Secret/job-control",
-        "ServiceAccount/job",
-        "NetworkPolicy/job",
+        "ServiceAccount/job-workers",
+        "NetworkPolicy/job-workers",
         "PodDisruptionBudget/job-trainer",
         "PodDisruptionBudget/job-orchestrator",
         "PodDisruptionBudget/job-inference",
@@ -301,6 +301,56 @@ def test_images_are_chosen_by_the_operator() -> None:
 def test_switched_off_budgets_and_policies_are_not_made() -> None:
     objects = built(make_job({"networkPolicy": "disabled", "podDisruptionBudget": "disabled"}))
     assert not [key for key in objects if key.startswith(("NetworkPolicy", "PodDisruptionBudget"))]
+
+
+def test_a_job_that_is_named_like_an_account_of_the_namespace_leaves_that_account_alone() -> None:
+    job = make_job(name="default")
+    objects = built(job)
+    assert [key for key in objects if key.startswith("ServiceAccount/")] == ["ServiceAccount/default-workers"]
+    accounts = {
+        item["spec"]["template"]["spec"]["serviceAccountName"]
+        for item in objects.values()
+        if item["kind"] in {"StatefulSet", "Deployment"}
+    }
+    assert accounts == {"default-workers"}
+
+
+def test_only_the_jobs_own_pods_reach_the_store_and_visitors_the_http_ports_alone() -> None:
+    rules = built(make_job())["NetworkPolicy/job-workers"]["spec"]["ingress"]
+    own = {"app.kubernetes.io/name": "fp8rl", "app.kubernetes.io/instance": "job", "fp8rl.dev/job-uid": UID}
+    assert rules[0] == {"from": [{"podSelector": {"matchLabels": own}}]}
+    assert rules[1]["ports"] == [{"port": "http", "protocol": "TCP"}]
+    assert [peer["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for peer in rules[1]["from"]] == [
+        "fp8rl-operator",
+        "prometheus",
+    ]
+    assert len(rules) == 2
+    for workload in workloads(make_job()).values():
+        assert [port["name"] for port in main_of(workload)["ports"]] == ["http"]
+
+
+def test_a_template_cannot_hide_config_and_token_in_any_container_of_ours() -> None:
+    stolen = [{"name": "x", "mountPath": "/etc/fp8rl/control"}, {"name": "x", "mountPath": "/etc/fp8rl/config"}]
+    lies = {"env": [{"name": "FP8RL_TOKEN_FILE", "value": "/x"}], "volumeMounts": stolen}
+    template = {
+        "volumes": [{"name": "x", "emptyDir": {}}],
+        "containers": [{"name": "main", **lies}],
+        "initContainers": [{"name": "prepare-model", **lies}, {"name": "mine", "image": "i", **lies}],
+    }
+    spec = workloads(make_job({"trainer": {"template": {"spec": template}}}))["trainer"]["spec"]["template"]["spec"]
+    ours, mine = [*spec["containers"], spec["initContainers"][0]], spec["initContainers"][1]
+    for container in ours:
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        assert (mounts["/etc/fp8rl/control"], mounts["/etc/fp8rl/config"]) == ("control", "config")
+        env = {item["name"]: item.get("value") for item in container["env"]}
+        assert env["FP8RL_TOKEN_FILE"] == "/etc/fp8rl/control/token"
+    assert mine == {"name": "mine", "image": "i", **lies}
+
+
+def test_an_init_container_that_a_template_deletes_stays_away() -> None:
+    template = {"initContainers": [{"name": "prepare-model", "$patch": "delete"}]}
+    spec = workloads(make_job({"trainer": {"template": {"spec": template}}}))["trainer"]["spec"]["template"]["spec"]
+    assert spec["initContainers"] == []
 
 
 def test_merge_follows_strategic_merge() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from fp8rl_workers.config import DatasetConfig, LimitsConfig
 from fp8rl_workers.errors import InvalidInputError, NonFiniteError, WorkerError
-from fp8rl_workers.orchestrator import health
+from fp8rl_workers.orchestrator import dataset, health
 from fp8rl_workers.orchestrator.client import EngineReleaseError, answer_of, raise_for_release
 from fp8rl_workers.orchestrator.dataset import Cursor, order_of, prompt_set, read_examples
 from fp8rl_workers.orchestrator.environments import make_environment
@@ -55,6 +55,22 @@ def test_every_pass_over_a_file_is_another_permutation_of_the_same_lines(tmp_pat
     assert first != second
     assert first == [str(n) for n in order_of(10, 3, 0, shuffle=True)]
     assert order_of(4, 3, 0, shuffle=False) == [0, 1, 2, 3]
+
+
+def test_a_pass_over_a_file_is_shuffled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(f'{{"id": "{n}", "prompt": "<{n}>"}}' for n in range(10)))
+    turns: list[int] = []
+
+    def counted(length: int, seed: int, turn: int, *, shuffle: bool) -> list[int]:
+        turns.append(turn)
+        return order_of(length, seed, turn, shuffle=shuffle)
+
+    monkeypatch.setattr(dataset, "order_of", counted)
+    at = prompt_set(DatasetConfig(path=str(path)), make_environment("reverse-text", {}), seed=3)
+    for position in (*range(12), 9, *range(12, 20)):
+        at(position)
+    assert turns == [0, 1]
 
 
 def test_all_faults_of_a_prompt_file_are_reported_at_once(tmp_path: Path) -> None:
@@ -206,7 +222,7 @@ def test_limits_warn_and_the_stop_limit_ends_the_job() -> None:
     warned = health.judge({"mismatch_kl": 0.02, "ratio_deviation": 0.11, "tis_truncated": 0.03}, limits)
     assert sorted(warned.warnings) == ["mismatch_kl", "ratio_deviation", "tis_truncated"]
     assert warned.reason == ""
-    assert health.judge({"mismatch_kl": 0.2}, limits).reason == "MismatchLimitExceeded"
+    assert health.judge({"mismatch_kl": 0.2}, limits).reason == "MismatchLimit"
     assert health.judge({"loss": math.nan}, limits).reason == "NaN"
 
 

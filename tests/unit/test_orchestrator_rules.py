@@ -16,7 +16,9 @@ from fp8rl_workers.orchestrator import health
 from fp8rl_workers.orchestrator.dataset import order_of
 from fp8rl_workers.orchestrator.dispatch import Replica
 from fp8rl_workers.orchestrator.endings import JobFailedError, raise_if_broken
-from fp8rl_workers.orchestrator.environments import make_environment
+from fp8rl_workers.orchestrator.environments import Example, Trajectory, make_environment
+from fp8rl_workers.orchestrator.evaluation import EvaluationError, evaluate
+from fp8rl_workers.orchestrator.lineage import Lineage, Published
 from fp8rl_workers.orchestrator.parts import drop_recorder, policy_of
 from fp8rl_workers.orchestrator.progress import Progress
 from fp8rl_workers.orchestrator.sampling import request_seed
@@ -59,6 +61,30 @@ def test_rule_14_an_unset_max_model_len_is_the_longest_prompt_plus_max_tokens(tm
     assert policy_of(config(tmp_path, max_model_len=64), environment).max_model_len == 64
     with pytest.raises(InvalidInputError, match=r"longest prompt 10 \+ rollout.maxTokens 12 = 22 tokens is over .* 21"):
         policy_of(config(tmp_path, max_model_len=21), environment)
+
+
+def test_rule_14_holds_for_every_turn_over_prompts_of_a_file(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"id": "a", "prompt": "1+1="}\n{"id": "b", "prompt": "123+45+678="}\n')
+    job = config(
+        tmp_path / "model",
+        environment={"id": "calculator", "args": {"max_turns": 3}},
+        dataset={"path": str(prompts)},
+        evaluation={"samples": 0},
+    )
+    environment = make_environment(job.environment.id, job.environment.args)
+    assert policy_of(job, environment).max_model_len == len("123+45+678=") + 3 * (12 + len("-1999999998;"))
+
+
+def test_rule_14_holds_for_the_prompts_of_the_evaluation_too(tmp_path: Path) -> None:
+    longer = {"environment": {"id": "reverse-text", "args": {"min_length": 20, "max_length": 20}}}
+    job = config(tmp_path, evaluation=longer)
+    environment = make_environment(job.environment.id, job.environment.args)
+    assert policy_of(job, environment).max_model_len == 22 + 12
+    with pytest.raises(InvalidInputError, match=r"longest prompt 22 .* = 34 tokens is over .* 33"):
+        policy_of(config(tmp_path, evaluation=longer, max_model_len=33), environment)
+    unused = config(tmp_path, evaluation=longer | {"samples": 0})
+    assert policy_of(unused, environment).max_model_len == 10 + 12
 
 
 def test_rule_17_the_seed_drives_sampling_data_order_and_prompts(tmp_path: Path) -> None:
@@ -123,3 +149,34 @@ def test_rule_26_a_trainer_that_waits_over_half_of_its_time_is_told_to_raise_the
     assert text is not None
     assert "51 %" in text
     assert text.endswith("raise inference.replicas")
+
+
+@pytest.mark.parametrize(("limit", "oldest"), [(8, 1001 - 264), (900, 1)])
+def test_versions_that_samples_may_still_be_of_are_not_forgotten(limit: int, oldest: int) -> None:
+    lineage = Lineage.of([], max_off_policy_steps=limit)
+    for version in range(1, 1001):
+        lineage.add(Published(version=version, attempt=0, step=version))
+    assert next(iter(lineage.entries)) == oldest
+    assert lineage.step_of(1000 - limit, attempt=0) == 1000 - limit
+
+
+class Fails:
+    """An environment whose first `failing` examples cannot be played; the others have reward 1."""
+
+    def __init__(self, failing: int) -> None:
+        self.failing = failing
+
+    async def rollout(self, _: Any, example: Example) -> Trajectory:
+        if int(example.id) < self.failing:
+            raise ValueError("the context is full")
+        return Trajectory((), 1.0)
+
+
+async def test_an_evaluation_of_which_more_than_a_tenth_fails_has_no_reward(tmp_path: Path) -> None:
+    job = config(tmp_path)
+    policy = policy_of(job, make_environment(job.environment.id, job.environment.args))
+    examples = [Example(id=str(number), prompt="<a>") for number in range(20)]
+    figures = await evaluate(Fails(2), policy, examples)  # type: ignore[arg-type]
+    assert (figures["reward_heldout"], figures["eval_samples"], figures["eval_failed"]) == (1.0, 18.0, 2.0)
+    with pytest.raises(EvaluationError, match=r"^3 of 20 examples failed, over 10%; .*the context is full"):
+        await evaluate(Fails(3), policy, examples)  # type: ignore[arg-type]

@@ -266,3 +266,44 @@ def test_a_pod_that_ended_is_told_with_the_cause_and_not_with_the_last_line() ->
     plan = compute_plan(make_job(), Observed((make_pod("trainer"), *pods)), NOW)
     assert plan.waiting is not None
     assert plan.waiting.message == "pod job-inference-0: Error: ValueError: no such kernel"
+
+
+def restarted(*, ready: tuple[bool, bool], restarts: int = 4, role: str = "inference") -> Observed:
+    """A job one of whose pods was started again and again."""
+    pods = make_pods()
+    engines = [pod for pod in pods if pod.role == role]
+    changed = {pod.uid: replace(pod, ready=is_ready) for pod, is_ready in zip(engines, ready, strict=False)}
+    changed[engines[0].uid] = replace(changed[engines[0].uid], restarts=restarts, exit_code=1, message="boom")
+    return make_observed(pods=tuple(changed.get(pod.uid, pod) for pod in pods))
+
+
+def test_an_engine_that_the_job_can_spare_is_started_again_for_ever() -> None:
+    plan = compute_plan(make_job(), restarted(ready=(False, True), restarts=900), NOW)
+    assert (plan.verdict, plan.running) == (None, True)
+    few = {"inference": {"replicas": 2, "minReplicas": 2}}
+    verdict = compute_plan(make_job(few), restarted(ready=(False, True)), NOW).verdict
+    assert verdict is not None
+    assert verdict.message == (
+        "inference pod job-inference-0 ended with code 1: boom; it was started again 4 times without a finished step in between,"
+        " failurePolicy.maxRestarts is 3"
+    )
+
+
+def test_restarts_before_the_last_step_cost_nothing() -> None:
+    seen = restarted(ready=(False, False), restarts=7, role="orchestrator")
+    uid = next(pod.uid for pod in seen.pods if pod.role == "orchestrator")
+    counted = {"orchestrator": {"restartsBefore": {uid: 4}}}
+    assert compute_plan(make_job(status=counted), seen, NOW).verdict is None
+    verdict = compute_plan(make_job(status={"orchestrator": {"restartsBefore": {uid: 3}}}), seen, NOW).verdict
+    assert verdict is not None
+    assert verdict.reason == "RestartsExhausted"
+
+
+@pytest.mark.parametrize(
+    ("restarts", "seconds"), [(0, 10.0), (1, 20.0), (8, 2560.0), (9, 3600.0), (40, 3600.0), (999, 3600.0)]
+)
+def test_the_backoff_doubles_up_to_an_hour(restarts: int, seconds: float) -> None:
+    job = make_job({"failurePolicy": {"maxRestarts": 1000}}, {"attempt": restarts, "restarts": restarts})
+    lost = Observed((make_pod("trainer", attempt=restarts, restarts=1, exit_code=1),))
+    plan = compute_plan(job, lost, NOW)
+    assert (plan.requeue_after, plan.attempt_time) == (seconds, NOW + seconds)

@@ -1,3 +1,4 @@
+import json
 import re
 from pathlib import Path
 
@@ -28,3 +29,39 @@ def test_the_readme_names_make_targets_and_commands_that_exist():
     listed = re.findall(r"^    (\w+) +\S", make_parser().format_help().split("COMMAND\n")[1], re.MULTILINE)
     assert len(listed) >= 5
     assert set(re.findall(r"^    fp8rl (\w+)", text, re.MULTILINE)) == set(listed)
+
+
+def result(name):
+    return json.loads((ROOT / f"tests/bench/results/{name}.json").read_text())
+
+
+def expected_figures():
+    """The rows of README's table of figures, from the committed results."""
+    study, mismatch, overhead = result("reverse_text"), result("mismatch"), result("overhead")
+    runs, control = study["runs"], study["learning_rate_0"]
+    rewards = ", ".join(f"{run['reward_first']:.2f} to {run['reward_last']:.2f}" for run in runs)
+    wires = mismatch["wires"]
+    return [
+        f"| held-out greedy reward, {len(runs)} seeds | {rewards} |",
+        f"| the same with learning rate 0 | {control['reward_first']:.2f} to {control['reward_last']:.2f} |",
+        f"| seconds from the engines' readiness to the end, slowest seed | {max(r['wall_seconds'] for r in runs):.0f} |",
+        f"| mismatch KL, largest step of any seed | {max(r['mismatch_kl_max'] for r in runs):.1e} |",
+        f"| mean token entropy, lowest seed | {min(r['entropy_mean'] for r in runs):.2f} nat |",
+        f"| mismatch KL of the `blockwise` wire over that of `bf16` | {mismatch['blockwise_to_bf16']:.2f} |",
+        f"| mismatch KL, largest step, `channel` wire | {wires['channel']['mismatch_kl_max']:.1e} |",
+        f"| bytes on the wire, `blockwise` over `bf16` | {wires['blockwise']['wire_bytes'] / wires['bf16']['wire_bytes']:.2f} |",
+        f"| memory of `fp8rl run` and orchestrator, without vLLM and trainer | {overhead['memory']['running']['pss_mb']:.0f} MB (PSS) |",
+    ]
+
+
+def test_the_figures_in_the_readme_are_those_of_the_committed_results():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert [row for row in expected_figures() if row not in lines] == []
+
+
+def test_the_committed_results_meet_what_is_asked_of_them():
+    study, mismatch, overhead = result("reverse_text"), result("mismatch"), result("overhead")
+    assert study["met"]
+    assert mismatch["met"]
+    assert overhead["memory"]["running"]["pss_mb"] < 150
+    assert overhead["help_seconds_p50"] < 0.3

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from builders import make_job, make_observed, make_orchestrator
+from builders import make_job, make_observed, make_orchestrator, make_pod
 
 from fp8rl_operator.cluster import Object, Outcome
+from fp8rl_operator.control import url_of
 from fp8rl_operator.observed import Observed
 from fp8rl_operator.plan import Plan
-from fp8rl_operator.reconcile import reconcile
+from fp8rl_operator.reconcile import reconcile, setback
 from fp8rl_operator.spec import FP8RLJob
 
 NOW = 1_000_000.0
@@ -72,3 +73,23 @@ async def test_hands_off_touches_nothing() -> None:
     cluster = FakeCluster(make_observed())
     await reconcile(cluster, make_job({"managedBy": "kueue.x-k8s.io/multikueue"}), NOW)
     assert cluster.told == []
+
+
+async def test_steps_that_no_checkpoint_kept_are_told_once() -> None:
+    cluster = FakeCluster(make_observed(orchestrator=make_orchestrator(step=0)))
+    job = make_job({"trainer": {"checkpoint": {"everySteps": 20}}}, {"step": 137})
+    done = await reconcile(cluster, job, NOW)
+    assert cluster.told[1:] == [("status", 0), ("event", "StepsLost", True)]
+    again = FakeCluster(cluster.seen)
+    await reconcile(again, make_job(status=done.status), NOW + 100)
+    assert [item for item in again.told if item[0] == "event"] == []
+    assert setback(job, {"step": 118}) is None
+    assert setback(job, {"step": 117}) == (
+        "goes on at step 117, step 137 was done: no newer checkpoint was found, trainer.checkpoint.everySteps is 20; in a cluster"
+        " set trainer.checkpoint.claimName or volumeClaimTemplate, which outlive a pod"
+    )
+
+
+def test_an_ipv6_address_stands_in_brackets() -> None:
+    assert url_of(make_pod("trainer", ip="fd00::1"), 8100, "/v1/state") == "http://[fd00::1]:8100/v1/state"
+    assert url_of(make_pod("trainer", ip="10.0.0.1"), 8100, "/v1/state") == "http://10.0.0.1:8100/v1/state"

@@ -33,7 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "trainer.parallelism.expert": 1,
     "trainer.optimizer.name": "adamw",
     "trainer.optimizer.gradClip": None,
-    "trainer.offload": "optimizer",
+    "trainer.offload": None,
     "trainer.freezeMoeRouter": True,
     "trainer.compile": False,
     "trainer.recompileLimit": 64,

@@ -5,6 +5,7 @@ from typing import Any
 from builders import make_body
 
 from fp8rl_operator.spec import inspect
+from fp8rl_workers.inference.owned_args import OWNED_ENGINE_ARGS, SHORT_NAMES
 
 GPUS = {
     "trainer": {"backend": "megatron", "gpusPerReplica": 8, "offload": "optimizer"},
@@ -127,45 +128,36 @@ def test_engine_arguments_that_the_job_owns_are_refused_by_name():
         "middleware": "x",
         "weight-transfer-config": {},
     }
-    assert faults_of({"inference": {"engineArgs": owned | {"max-num-seqs": 16}}}) == [
-        "spec.inference.engineArgs.quantization: value fp8: quantization is set by spec.precision.wire; remove it from engineArgs",
-        (
-            "spec.inference.engineArgs.kv-cache-dtype: value fp8: kv-cache-dtype is set by spec.precision.kvCache; remove it from"
-            " engineArgs"
-        ),
-        (
-            "spec.inference.engineArgs.hf_overrides: value {}: hf-overrides is set by the operator, which writes the quantization config"
-            " there; remove it from engineArgs"
-        ),
-        (
-            "spec.inference.engineArgs.load-format: value auto: load-format is set by the operator: engines start with dummy weights;"
-            " remove it from engineArgs"
-        ),
-        (
-            "spec.inference.engineArgs.logprobs-mode: value raw_logprobs: logprobs-mode is set by the operator: processed_logprobs;"
-            " remove it from engineArgs"
-        ),
-        (
-            "spec.inference.engineArgs.--tensor-parallel-size: value 2: tensor-parallel-size is set by parallelism.tensor; remove it"
-            " from engineArgs"
-        ),
-        (
-            "spec.inference.engineArgs.middleware: value x: middleware is set by the operator: it asks for the job's token; remove it"
-            " from engineArgs"
-        ),
-        (
-            "spec.inference.engineArgs.weight-transfer-config: value {}: weight-transfer-config is set by spec.weightSync; remove it"
-            " from engineArgs"
-        ),
+    args = owned | {"max-num-seqs": 16, "gpu-memory-utilization": 0.5}
+    fields = {
+        "quantization": "precision.wire",
+        "kv-cache-dtype": "precision.kvCache",
+        "hf-overrides": "precision.wire",
+        "load-format": "weightSync (the first sync brings the weights)",
+        "logprobs-mode": "rollout (processed log-probabilities)",
+        "tensor-parallel-size": "inference.parallelism.tensor",
+        "middleware": "the control token",
+        "weight-transfer-config": "weightSync",
+    }
+    assert faults_of({"inference": {"engineArgs": args}}) == [
+        f"spec.inference.engineArgs.{key}: value {value}: {name} is set by {field}; remove it from engineArgs"
+        for (key, value), (name, field) in zip(owned.items(), fields.items(), strict=True)
     ]
+
+
+def test_the_job_refuses_every_engine_argument_that_the_engine_refuses_in_every_spelling():
+    spelled = [name for key in OWNED_ENGINE_ARGS for name in (key, f"--{key}", key.replace("-", "_"), f"{key}.x")]
+    args = dict.fromkeys([*spelled, *SHORT_NAMES, "no-enable-expert-parallel"], 1)
+    assert len(faults_of({"inference": {"engineArgs": dict(list(args.items())[:128])}})) == min(128, len(args))
+    assert len(faults_of({"inference": {"engineArgs": dict(list(args.items())[128:])}})) == max(0, len(args) - 128)
 
 
 def test_data_parallel_ranks_of_vllm_are_refused_in_favour_of_replicas():
     assert faults_of({"inference": {"engineArgs": {"data_parallel_size": 2}, "parallelism": {"data": 2}}}) == [
         "spec.inference.parallelism.data: value 2: unknown field: data parallelism is replicas; raise spec.inference.replicas",
         (
-            "spec.inference.engineArgs.data_parallel_size: value 2: data-parallel-size is set by replicas: a commit over data-parallel"
-            " ranks is not one turn of one loop; remove it from engineArgs"
+            "spec.inference.engineArgs.data_parallel_size: value 2: data-parallel-size is set by inference.replicas; remove it"
+            " from engineArgs"
         ),
     ]
 

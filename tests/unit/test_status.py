@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from fp8rl_operator.observed import Observed
 from fp8rl_operator.plan import compute_plan
 from fp8rl_operator.spec import FP8RLJob
 from fp8rl_operator.spec.status import JobStatus
-from fp8rl_operator.status import next_status
+from fp8rl_operator.status import layers, next_status
 from fp8rl_workers.protocol import ResolvedPrecision
 
 NOW = 1_000_000.0
@@ -198,3 +199,69 @@ def test_every_status_fits_the_schema_of_the_api(seen: Observed) -> None:
     JobStatus.model_validate_json(json.dumps(status))
     lost = after(make_job(status=status), make_observed(pods=()), NOW + 9)
     JobStatus.model_validate_json(json.dumps(lost or status))
+
+
+def test_sixty_passes_within_a_step_are_written_four_times() -> None:
+    job, written = make_job(status=after(make_job(), make_observed())), 0
+    for second in range(1, 61):
+        words = make_orchestrator(phase="booting", waiting_for=f"{second} of 64 samples")
+        status = after(job, make_observed(orchestrator=words), NOW + second)
+        if status is not None:
+            written += 1
+            job = make_job(status=status)
+    assert written == 4  # the flip to booting at once, then every 15 s
+
+
+def test_ignored_experts_are_told_once_with_their_number() -> None:
+    names = [f"model.layers.{layer}.mlp.experts.{expert}.up_proj" for layer in range(48) for expert in range(128)]
+    reasons = dict.fromkeys(names, "ignoredLayers: mlp.experts") | {"lm_head": "never quantized"}
+    assert layers(reasons) == [
+        "lm_head: never quantized",
+        "model.layers.*.mlp.experts.*.up_proj: ignoredLayers: mlp.experts (6144 layers)",
+    ]
+
+
+def test_more_layers_than_the_api_takes_are_cut_with_their_number() -> None:
+    found = layers({f"m{number}": "x" * 600 for number in range(5000)})
+    assert (len(found), found[-1]) == (4096, "and 905 more")
+    assert max(map(len, found)) <= 512
+
+
+def test_warnings_of_the_orchestrator_stand_in_the_message_of_ready() -> None:
+    words = "rollouts take 3 times as long as a step: raise inference.replicas"
+    status = after(make_job(), make_observed(orchestrator=make_orchestrator(warnings=[words])))
+    assert status is not None
+    messages = {item["type"]: item["message"] for item in status["conditions"]}
+    assert messages["Ready"] == f"step 1 of 4; warning: {words}"
+    assert messages["Failed"] == "step 1 of 4"
+
+
+def test_restarts_count_anew_after_every_step() -> None:
+    pods = [replace(pod, restarts=2) if pod.role == "inference" else pod for pod in make_pods()]
+    first = after(make_job(), make_observed(pods=tuple(pods), orchestrator=make_orchestrator(step=0)))
+    assert first is not None
+    assert "restartsBefore" not in first["inference"]
+    second = after(make_job(status=first), make_observed(pods=tuple(pods)), NOW + 1)
+    assert second is not None
+    assert second["inference"]["restartsBefore"] == {"inference-0-0": 2, "inference-1-0": 2}
+    JobStatus.model_validate_json(json.dumps(second))
+
+
+def test_of_many_restarted_engines_the_most_restarted_are_remembered() -> None:
+    pods = make_pods(engines=200)
+    pods = [replace(pod, restarts=1 + int(pod.uid.split("-")[1])) if pod.role == "inference" else pod for pod in pods]
+    status = after(make_job(), make_observed(pods=tuple(pods)))
+    assert status is not None
+    before = status["inference"]["restartsBefore"]
+    assert (len(before), min(before.values()), max(before.values())) == (128, 73, 200)
+
+
+def test_an_orchestrator_that_boots_again_takes_no_steps_back() -> None:
+    status = after(make_job(), make_observed(orchestrator=make_orchestrator(step=3)))
+    job = make_job(status=status)
+    booting = after(job, make_observed(orchestrator=make_orchestrator(step=0, phase="booting")), NOW + 20)
+    assert booting is not None
+    assert booting["step"] == 3
+    back = after(job, make_observed(orchestrator=make_orchestrator(step=1)), NOW + 20)
+    assert back is not None
+    assert back["step"] == 1

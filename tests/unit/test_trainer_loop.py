@@ -69,6 +69,37 @@ def test_with_learning_rate_zero_nothing_changes() -> None:
     assert all(torch.equal(master, before[name]) for name, master in trainer.policy.masters.items())
 
 
+def test_rule_16_without_offload_nothing_but_figures_per_loss_token_goes_to_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a CPU a copy to it costs nothing, so the calls are counted: `Tensor.cpu`, and `Tensor.to` with a CPU as target."""
+    trainer = make_trainer(make_config(offload="none"))
+    samples = make_samples(6)
+    moved: list[tuple[int, ...]] = []
+    plain_cpu, plain_to = torch.Tensor.cpu, torch.Tensor.to
+
+    def cpu(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        moved.append(tuple(tensor.shape))
+        return plain_cpu(tensor, *args, **kwargs)
+
+    def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        targets = [value for value in (*args, *kwargs.values()) if isinstance(value, (str, torch.device))]
+        if any(torch.device(value).type == "cpu" for value in targets) and tensor.is_floating_point():
+            moved.append(tuple(tensor.shape))
+        return plain_to(tensor, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "cpu", cpu)
+        patch.setattr(torch.Tensor, "to", to)
+        metrics = trainer.train(1, samples)
+    assert moved
+    assert {len(shape) for shape in moved} == {1}
+    assert max(shape[0] for shape in moved) <= metrics["loss_tokens"]
+    state = trainer.state()["optimizer"]["state"]
+    places = {value.device for item in state.values() for value in item.values() if value.dim()}
+    assert places == {next(trainer.policy.module.parameters()).device}
+
+
 def test_padding_and_prompts_reach_no_metric() -> None:
     trainer = make_trainer()
     samples = make_samples(7)

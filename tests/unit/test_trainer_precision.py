@@ -78,6 +78,12 @@ def test_what_the_torch_backend_does_not_do_is_refused_by_name() -> None:
         check_backend(make_config(offload="full", parallelism={"tensor": 2, "pipeline": 1}))
 
 
+def test_nucleus_sampling_is_refused_because_it_would_bias_every_ratio() -> None:
+    check_backend(make_config(top_p=1.0))
+    with pytest.raises(InvalidInputError, match=r"^rollout\.topP: 0\.9 leaves .* off by the nucleus' mass; use 1$"):
+        check_backend(make_config(top_p=0.9))
+
+
 def test_a_linear_whose_shard_on_the_engines_breaks_the_kernel_floor_is_sent_in_bf16(model: dict[str, Any]) -> None:
     whole = resolve_precision(make_config(precision={"recipe": "blockwise"}), model, CPU)
     split = resolve_precision(make_config(precision={"recipe": "blockwise"}, engine_tensor_parallel=2), model, CPU)

@@ -161,11 +161,11 @@ def test_faults_of_merged_values_point_to_where_they_are_written(lines_of):
     )
     assert lines_of(text) == [
         (
-            "job.yaml:14: spec.inference.engineArgs.quantization: value fp8: quantization is set by spec.precision.wire; remove it from"
+            "job.yaml:14: spec.inference.engineArgs.quantization: value fp8: quantization is set by precision.wire; remove it from"
             " engineArgs"
         ),
         (
-            "job.yaml:14: spec.samplers[0].engineArgs.quantization: value fp8: quantization is set by spec.precision.wire; remove it"
+            "job.yaml:14: spec.samplers[0].engineArgs.quantization: value fp8: quantization is set by precision.wire; remove it"
             " from engineArgs"
         ),
     ]

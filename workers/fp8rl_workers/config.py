@@ -17,6 +17,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fp8rl_workers.errors import InvalidInputError
+
 TRAINER_PORT = 8100
 ORCHESTRATOR_PORT = 8200
 ENGINE_PORT = 8000
@@ -233,11 +235,17 @@ class PodEnvironment:
 
         Raises:
             KeyError: a variable is missing.
+            InvalidInputError: the token's file is empty; every caller would have the right token.
         """
         env = dict(os.environ) if environ is None else environ
+        token = Path(env["FP8RL_TOKEN_FILE"]).read_text().strip()
+        if not token:
+            raise InvalidInputError(
+                f"FP8RL_TOKEN_FILE: {env['FP8RL_TOKEN_FILE']} is empty; write the job's control token to it"
+            )
         return cls(
             config=Path(env["FP8RL_CONFIG"]),
-            token=Path(env["FP8RL_TOKEN_FILE"]).read_text().strip(),
+            token=token,
             pod_name=env["FP8RL_POD_NAME"],
             pod_uid=env["FP8RL_POD_UID"],
             pod_ip=env["FP8RL_POD_IP"],

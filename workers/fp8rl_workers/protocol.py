@@ -11,6 +11,7 @@ receiver refuses others with 409):
                                POST /v1/syncs/decision   Decision
                                POST /v1/steps            StepRequest -> StepResult
     orchestrator -> engine     GET  /fp8rl/v1/state      EngineState        (also while it waits for the precision)
+                               GET  /fp8rl/v1/layers     {"quantized_layers": [HF module name, ...]}
                                PUT  /fp8rl/v1/resolved   ResolvedPrecision  (then vLLM boots)
                                PUT  /fp8rl/v1/epoch      Epoch
                                POST /fp8rl/v1/commit     Decision -> CommitReport
@@ -163,7 +164,8 @@ class EngineState(Reply):
     uid: str
     release: str = ""
     world_size: int = 1
-    epoch: int | None = None
+    epoch: int | None = Field(default=None, description="The epoch whose group all its ranks are in now.")
+    epoch_told: int | None = Field(default=None, description="The newest epoch that it was asked to join.")
     version: int | None = None
     step: int | None = None
     digest: str | None = None
@@ -171,7 +173,7 @@ class EngineState(Reply):
     prepared_version: int | None = None
     load_path: Literal["none", "plan", "reload"] = "none"
     load_fallback: dict[str, str] = Field(default={}, description="Tensor to the reason why it needs vLLM's reload.")
-    quantized_layers: list[str] = []
+    num_quantized: int = Field(default=0, description="Layers that it holds quantized; their names: /fp8rl/v1/layers.")
     audit_passed: bool = Field(
         default=True, description="Whether the quantized layers are those of the precision plan."
     )
@@ -213,7 +215,7 @@ class StepResult(Reply):
 
 
 class TrainerState(Reply):
-    """The trainer as it is. `step`: last finished step. `orchestrator`: given back from the checkpoint it resumed from."""
+    """The trainer as it is. `step`: last finished step. `orchestrator`: what came with that step's batch, given back."""
 
     job_uid: str
     attempt: int

@@ -211,7 +211,10 @@ class LocalCluster:
         self.closed = True
         for uid in list(self.pods):
             self.end(uid, grace)
-        await asyncio.gather(*self.ending.values())
+        ended = await asyncio.gather(*self.ending.values(), return_exceptions=True)
+        for error in ended:
+            if isinstance(error, BaseException):
+                self.event("", "CleanUpFailed", repr(error))
         await self.control.close()
         self.block.close()
         shutil.rmtree(self.folders.pods, ignore_errors=True)

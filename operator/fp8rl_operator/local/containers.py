@@ -85,7 +85,11 @@ def variable(entry: Object, pod: Object, address: str, find: FindObject) -> str 
             except KeyError:
                 if reference.get("optional"):
                     return None
-                raise
+                raise KeyError(
+                    f"env {entry['name']} of pod {pod['metadata']['name']}: {kind} {reference['name']} has no key"
+                    f" {reference['key']} on this machine, which has only the job's own objects; write the value itself, or"
+                    " optional: true"
+                ) from None
     raise ValueError(f"env {entry['name']} of pod {pod['metadata']['name']}: source {sorted(source)} is not known")
 
 

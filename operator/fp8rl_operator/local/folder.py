@@ -97,6 +97,16 @@ def open_run(job: FP8RLJob | None, folder: Path, *, resume: bool, now: float) ->
     return job.model_copy(update={"metadata": metadata, "status": {}})
 
 
+def refuse_used(folder: Path) -> None:
+    """Judge a new run's folder once more, now that it is held: another `fp8rl run` may have begun and ended in it meanwhile.
+
+    Raises:
+        RunFolderError: a run is there.
+    """
+    if (folder / STATUS_FILE).exists():
+        raise RunFolderError(f"{folder}: another `fp8rl run` has just used it; name another --out")
+
+
 def resumed(status: dict[str, Any], now: float) -> dict[str, Any]:
     """Status of a run that goes on: a new attempt, the restart budget whole; a complete one stays complete."""
     verdict = read_verdict(status)
@@ -121,5 +131,6 @@ def move_aside(folder: Path) -> Path | None:
         raise RunFolderError(f"{folder}: is being run by process {process}; wait for it or end it")
     if not (folder / STATUS_FILE).is_file():
         raise RunFolderError(f"{folder}: holds no run, {STATUS_FILE} is missing; name another --out")
-    aside = next(path for number in count(1) if not (path := folder.with_name(f"{folder.name}.{number}")).exists())
-    return folder.rename(aside)
+    with locked(folder):
+        aside = next(path for number in count(1) if not (path := folder.with_name(f"{folder.name}.{number}")).exists())
+        return folder.rename(aside)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fp8rl_operator.local import shim
 from fp8rl_operator.local.containers import Machine, Process, resolve
-from fp8rl_operator.local.probes import run_probes
+from fp8rl_operator.local.probes import read_probes, run_probes
 from fp8rl_operator.local.processes import MARK, PortInUseError, check_ports, kill_orphans, last_words, read_pid
 from fp8rl_operator.local.volumes import FindObject, Folders, Object, make_volumes, pod_mounts
 
@@ -117,13 +117,23 @@ class PodRunner:
             for state, container in zip(self.init, self.pod["spec"].get("initContainers", []), strict=True):
                 while await self.run_container(state, container, probed=False) != 0 and not self.terminating:
                     await self.back_off(state)
-            async with asyncio.TaskGroup() as group:
-                for state, container in zip(self.containers, self.pod["spec"]["containers"], strict=True):
-                    group.create_task(self.keep_running(state, container))
+            await self.run_containers()
         except PortInUseError as error:
             self.give_up("PortInUse", str(error))
         except (ValueError, KeyError, OSError) as error:
             self.give_up("FailedMount", str(error))
+
+    async def run_containers(self) -> None:
+        """Run the main containers side by side; the pod is given up where one of them can never be made here."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for state, container in zip(self.containers, self.pod["spec"]["containers"], strict=True):
+                    group.create_task(self.keep_running(state, container))
+        except* (ValueError, KeyError, OSError) as errors:
+            words = "; ".join(
+                str(error.args[0] if isinstance(error, KeyError) else error) for error in errors.exceptions
+            )
+            self.give_up("CreateContainerConfigError", words)
 
     def give_up(self, reason: str, message: str) -> None:
         """The pod cannot be: phase Failed."""
@@ -153,6 +163,7 @@ class PodRunner:
         """Run a container once; returns its exit code."""
         if self.terminating:
             return 0
+        read_probes(container)  # a probe that cannot be run here is told before anything starts
         process = resolve(container, self.pod, self.address, self.mounts, self.node.find, machine=self.machine)
         log = self.log_path(state)
         started = time.monotonic()

@@ -49,7 +49,7 @@ def trainer_config(job: FP8RLJob) -> TrainerConfig:
         "optimizer": plain(trainer.optimizer),
         "steps": job.spec.rollout.steps,
         "tokens_per_micro_batch": trainer.tokens_per_micro_batch,
-        "offload": trainer.offload,
+        "offload": trainer.offloaded,
         "freeze_moe_router": trainer.freeze_moe_router,
         "compile": trainer.compile,
         "recompile_limit": trainer.recompile_limit,

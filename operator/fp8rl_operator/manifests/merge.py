@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-MERGE_KEYS = {
-    "containers": "name",
-    "initContainers": "name",
-    "volumes": "name",
-    "env": "name",
-    "volumeMounts": "mountPath",
-    "volumeDevices": "devicePath",
-    "ports": "containerPort",
-    "imagePullSecrets": "name",
-    "resourceClaims": "name",
-    "hostAliases": "ip",
-    "topologySpreadConstraints": "topologyKey",
-}
+from fp8rl_operator.spec.checks.templates import CONTAINER_LISTS, POD_LISTS
+
+MERGE_KEYS = POD_LISTS | CONTAINER_LISTS
 
 
 def merge(base: Any, patch: Any, field: str = "") -> Any:

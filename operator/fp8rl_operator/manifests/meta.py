@@ -10,6 +10,7 @@ from fp8rl_operator.spec import FP8RLJob
 
 Object = dict[str, Any]
 APP = "fp8rl"
+WORKERS = "workers"
 CONTROL_SECRET = "control"  # noqa: S105 - a name, no secret
 TOKEN_KEY = "token"  # noqa: S105 - a key, no secret
 TAG = "0.1.0"
@@ -45,10 +46,10 @@ def labels(job: FP8RLJob, component: str) -> dict[str, str]:
     }
 
 
-def metadata(job: FP8RLJob, component: str, name: str | None = None) -> Object:
+def metadata(job: FP8RLJob, component: str) -> Object:
     """Metadata of a child: owned by the job, in its namespace."""
     return {
-        "name": name or names.child_name(job.name, component),
+        "name": names.child_name(job.name, component),
         "namespace": job.namespace,
         "labels": labels(job, component),
         "ownerReferences": [

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from fp8rl_operator import names
 from fp8rl_operator.manifests.merge import merge
-from fp8rl_operator.manifests.meta import CONTROL_SECRET, TOKEN_KEY, Object, labels, metadata, selector
+from fp8rl_operator.manifests.meta import CONTROL_SECRET, TOKEN_KEY, WORKERS, Object, labels, metadata, selector
 from fp8rl_operator.manifests.model import STATE_FOLDER, dataset_env, model_mounts, model_volumes, prepare_env
 from fp8rl_operator.plan_types import Plan
 from fp8rl_operator.spec import FP8RLJob
+from fp8rl_operator.spec.checks.templates import MAIN
 from fp8rl_operator.spec.pods import PodTemplate, Volume
 
-MAIN = "main"
 USER = 10001
 CONFIG_FOLDER = "/etc/fp8rl/config"
 TOKEN_FOLDER = "/etc/fp8rl/control"  # noqa: S105 - a folder, no secret
@@ -201,7 +200,7 @@ def scheduling(job: FP8RLJob, role: Role) -> Object:
 def pod_spec(job: FP8RLJob, role: Role) -> Object:
     """The pod as the operator builds it, before the user's overrides."""
     return {
-        "serviceAccountName": job.name,
+        "serviceAccountName": names.child_name(job.name, WORKERS),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": role.grace_seconds,
@@ -223,18 +222,30 @@ def pod_spec(job: FP8RLJob, role: Role) -> Object:
 def pod_template(job: FP8RLJob, role: Role, plan: Plan) -> Object:
     """The pod template: built, the user's overrides merged, the job's own ports, config and token put back."""
     own = pod_spec(job, role)
-    main = own["containers"][0]
-    kept: dict[str, Any] = {
-        "containers": [{"name": MAIN, "env": worker_env(), "ports": main["ports"]}],
-        "volumes": [volume for volume in own["volumes"] if volume["name"] in {"config", "control"}],
-    }
+    merged = merge(own, role.template.spec)
     meta = role.template.metadata
     return {
         "metadata": {
             "labels": dict(meta.labels) | labels(job, role.component),
             "annotations": dict(meta.annotations) | {names.ANNOTATION_ATTEMPT: str(plan.attempt_of(role.component))},
         },
-        "spec": merge(merge(own, role.template.spec), kept),
+        "spec": merge(merged, kept(own, merged)),
+    }
+
+
+def kept(own: Object, merged: Object) -> Object:
+    """What no template changes: the job's ports, and the worker's variables, config and token in every container of ours."""
+    folders = {CONFIG_FOLDER, TOKEN_FOLDER}
+    left = {container["name"] for container in merged.get("initContainers", [])}
+
+    def contract(container: Object) -> Object:
+        ours = [mount for mount in container["volumeMounts"] if mount["mountPath"] in folders]
+        return {"name": container["name"], "env": worker_env(), "volumeMounts": ours}
+
+    return {
+        "containers": [contract(own["containers"][0]) | {"ports": own["containers"][0]["ports"]}],
+        "initContainers": [contract(container) for container in own["initContainers"] if container["name"] in left],
+        "volumes": [volume for volume in own["volumes"] if volume["name"] in {"config", "control"}],
     }
 
 

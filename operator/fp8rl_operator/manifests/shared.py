@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 
 from fp8rl_operator import names
-from fp8rl_operator.manifests.meta import CONTROL_SECRET, TOKEN_KEY, Object, metadata, selector
+from fp8rl_operator.manifests.meta import CONTROL_SECRET, TOKEN_KEY, WORKERS, Object, metadata, selector
 from fp8rl_operator.spec import FP8RLJob
 
 OPERATOR_LABEL = {names.LABEL_NAME: names.FIELD_MANAGER}
@@ -28,7 +28,7 @@ def service_account(job: FP8RLJob) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
-        "metadata": metadata(job, "pods", name=job.name),
+        "metadata": metadata(job, WORKERS),
         "automountServiceAccountToken": False,
     }
 
@@ -54,23 +54,29 @@ def disruption_budgets(job: FP8RLJob) -> list[Object]:
 
 
 def network_policies(job: FP8RLJob) -> list[Object]:
-    """Only the job's own pods, the operator and Prometheus get in."""
+    """The job's own pods get in everywhere; the operator and Prometheus only where a bearer token or nothing secret is asked for.
+
+    The store of an epoch and the transport between ranks know no token: this policy is their defence.
+    """
     if job.spec.network_policy == "disabled":
         return []
-    peers = [
-        {"podSelector": {"matchLabels": selector(job)}},
-        {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR_LABEL}},
-        {"namespaceSelector": {}, "podSelector": {"matchLabels": PROMETHEUS_LABEL}},
-    ]
+    own = {"from": [{"podSelector": {"matchLabels": selector(job)}}]}
+    visitors = {
+        "from": [
+            {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR_LABEL}},
+            {"namespaceSelector": {}, "podSelector": {"matchLabels": PROMETHEUS_LABEL}},
+        ],
+        "ports": [{"port": "http", "protocol": "TCP"}],
+    }
     return [
         {
             "apiVersion": "networking.k8s.io/v1",
             "kind": "NetworkPolicy",
-            "metadata": metadata(job, "pods", name=job.name),
+            "metadata": metadata(job, WORKERS),
             "spec": {
                 "podSelector": {"matchLabels": selector(job)},
                 "policyTypes": ["Ingress"],
-                "ingress": [{"from": peers}],
+                "ingress": [own, visitors],
             },
         }
     ]

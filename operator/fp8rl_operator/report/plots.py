@@ -14,7 +14,6 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from fp8rl_operator.report.records import Run
-from fp8rl_operator.report.summary import disjoint
 
 BLUE, ORANGE, GREEN, RED, GREY = "#3266ad", "#e08214", "#2f8f5b", "#c23b3b", "#8a8f98"
 STAGE_COLORS = ("#3266ad", "#7fb0e0", "#2f8f5b", "#a6d18f", "#e08214", "#f3c07b", "#8657a3", "#c9b3dc")
@@ -89,7 +88,7 @@ def staleness(axes: Axes, run: Run) -> None:
 def sync_stages(axes: Axes, run: Run) -> None:
     """Seconds of each stage of each weight sync, stacked."""
     syncs = run.of_kind("sync")
-    stages = [disjoint(record.stages) for record in syncs]
+    stages = [record.stages for record in syncs]
     names = list(dict.fromkeys(name for found in stages for name in found))
     positions = range(1, len(syncs) + 1)
     bottom = [0.0] * len(syncs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from statistics import fmean
 from typing import Any
 
@@ -70,20 +70,10 @@ def quantile(numbers: list[float], share: float) -> float | None:
 
 
 def stages(syncs: list[Record]) -> dict[str, float | None]:
-    """Median seconds of each stage of the syncs, no second counted twice."""
-    found = [disjoint(record.stages) for record in syncs]
+    """Median seconds of each stage of the syncs; stages are disjoint."""
+    found = [record.stages for record in syncs]
     names = dict.fromkeys(name for one in found for name in one)
     return {name: quantile([one[name] for one in found if name in one], 0.5) for name in names}
-
-
-def disjoint(stages: Mapping[str, float]) -> dict[str, float]:
-    """Stages that add up: `prepare` spans all but the commit, so only what no stage within it explains is left of it."""
-    if "prepare" not in stages:
-        return dict(stages)
-    inner = {name: seconds for name, seconds in stages.items() if name not in {"prepare", "commit"}}
-    rest = max(0.0, stages["prepare"] - sum(inner.values()))
-    outer = {"commit": stages["commit"]} if "commit" in stages else {}
-    return inner | {"rest of prepare": rest} | outer
 
 
 def wall_seconds(run: Run) -> float | None:

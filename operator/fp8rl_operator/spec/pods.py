@@ -79,7 +79,8 @@ class Orchestrator(Model):
     volume: Volume | None = Field(
         None,
         description="Volume for its state (recorded decisions of syncs, rollout dumps). Unset: an emptyDir in a cluster, the"
-        " run folder on one machine. Resuming needs only the trainer's checkpoint.",
+        " run folder on one machine. Resuming needs only the trainer's checkpoint. A hostPath must be writable for user 10001:"
+        " Kubernetes makes a new one for root.",
     )
     template: PodTemplate = Field(default_factory=PodTemplate, description="Overrides of its pod.")
 
@@ -101,7 +102,8 @@ class EnginePool(Model):
         1,
         ge=1,
         le=1024,
-        description="Engines below which the job waits (failurePolicy.replicaLoss: shrink) or restarts (restart).",
+        description="Engines that must have started before the first step, and below which the job waits. With"
+        " failurePolicy.replicaLoss: restart the loss of any engine is a new attempt.",
     )
     gpus_per_replica: int = Field(
         1, ge=0, le=64, description="GPUs of one engine. 0: the engine runs on the CPU, which needs vLLM's CPU build."

@@ -71,7 +71,8 @@ class Loss(Model):
     name: Literal["ipo", "dppo", "grpo"] = Field(
         "ipo",
         description="ipo: tokens with |p_trainer - p_inference| over ipoThreshold are masked. dppo: masked by the sign of A"
-        " (dppoMaskLow, dppoMaskHigh). grpo: clipped ratio with truncated importance sampling.",
+        " (dppoMaskLow, dppoMaskHigh). grpo: clipped ratio to the engine that sampled (grpoClipLow,"
+        " grpoClipHigh), truncated at tisCap where it is not clipped.",
     )
     ipo_threshold: Decimal = Field(0.1, gt=0, le=1, description="ipo: largest difference of probabilities.")
     dppo_mask_low: Decimal = Field(0.2, gt=0, le=1, description="dppo: largest fall of a probability where A <= 0.")

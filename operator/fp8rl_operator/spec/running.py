@@ -64,10 +64,18 @@ class FailurePolicy(Model):
     """What a failure costs."""
 
     max_restarts: int = Field(
-        3, ge=0, le=1000, description="New attempts, of the trainer or of the whole job, before it is Failed."
+        3,
+        ge=0,
+        le=1000,
+        description="New attempts, of the trainer or of the whole job, over the job's whole life, before it is Failed; and starts"
+        " of one container again and again without a finished step in between. Engines that the job can spare (shrink, with"
+        " minReplicas others ready) are started again for ever.",
     )
     backoff_seconds: int = Field(
-        10, ge=0, le=3600, description="Wait before the first restart, doubled by each further one. Unit: seconds."
+        10,
+        ge=0,
+        le=3600,
+        description="Wait before the first restart, doubled by each further one up to 3600. Unit: seconds.",
     )
     replica_loss: Literal["shrink", "restart"] = Field(
         "shrink",

@@ -14,6 +14,7 @@ Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-ti
 Name = Annotated[str, Field(max_length=253)]
 Message = Annotated[str, Field(max_length=32768)]
 Layers = Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=4096)]
+MAX_COUNTED = 128
 
 
 def listed_by(*keys: str) -> dict[str, Any]:
@@ -72,6 +73,11 @@ class RoleState(Model):
     uids: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=4096)] = Field(
         (), description="UIDs of the pods that run in this attempt; one that is missing later was lost."
     )
+    restarts_before: Annotated[dict[str, Count], Field(max_length=MAX_COUNTED)] = Field(
+        {},
+        description="Container restarts by the pod's UID when the last step ended, of those that had any (the 128 highest);"
+        " failurePolicy.maxRestarts counts from here.",
+    )
 
 
 class SamplerState(RoleState):
@@ -129,6 +135,9 @@ class JobStatus(Model):
     restarts: Count = Field(0, description="Attempts that failures have cost; failurePolicy.maxRestarts limits them.")
     attempt_time: Time | None = Field(None, description="When the current attempt's pods may start, backoff included.")
     last_failure: Failure | None = Field(None, description="The failure that cost the last attempt.")
+    progress_time: Time | None = Field(
+        None, description="When this status was last written; progress alone is written 15 s later at the earliest."
+    )
     step: Count = Field(0, description="Last finished optimizer step.")
     version: Count = Field(0, description="Newest committed version of the weights; only grows, also over restarts.")
     start_time: Time | None = Field(None, description="When the first pod was made.")

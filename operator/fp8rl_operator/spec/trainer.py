@@ -87,11 +87,11 @@ class Trainer(Model):
         description="Packed tokens of one micro-batch on one data-parallel rank. Unit: tokens. The last one is padded to what"
         " the recipe's kernels need.",
     )
-    offload: Literal["none", "optimizer", "full"] = Field(
-        "optimizer",
+    offload: Literal["none", "optimizer", "full"] | None = Field(
+        None,
         description="What lives in host memory. none: nothing, activations included. optimizer: moments (8 bytes a local"
         " parameter). full: fp32 masters, moments and gradients (16 bytes); each rank is then bound to its GPU's NUMA node,"
-        " and gradClip must be unset.",
+        " and gradClip must be unset. Unset: optimizer with backend megatron, none with torch.",
     )
     freeze_moe_router: bool = Field(default=True, description="Leave the routers of a mixture of experts as they are.")
     compile: bool = Field(
@@ -106,3 +106,8 @@ class Trainer(Model):
     )
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="Checkpoints.")
     template: PodTemplate = Field(default_factory=PodTemplate, description="Overrides of the trainer's pods.")
+
+    @property
+    def offloaded(self) -> Literal["none", "optimizer", "full"]:
+        """What lives in host memory, the backend's default filled in."""
+        return self.offload or ("optimizer" if self.backend == "megatron" else "none")

@@ -148,8 +148,8 @@ class Member:
         self.agent = agent
         self.epoch = epoch
         self.rank = rank
-        self.closed = False
         self.group: Group | None = None
+        self._give_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"fp8rl-epoch-{epoch.epoch}", daemon=True)
 
     @property
@@ -157,32 +157,43 @@ class Member:
         """Whether the epoch can still bring a sync."""
         return self._thread.is_alive() and not self.closed
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._give_up.is_set()
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Leave the epoch; frees the thread from whatever it waits for."""
-        self.closed = True
+        """Leave the epoch; frees the thread from whatever it waits for, a join included."""
+        self._give_up.set()
         if self.group is not None:
             self.group.close()
 
     def _run(self) -> None:
         try:
-            self.group = join_group(self.epoch, self.rank, self.agent.pod_uid, self.agent.pod_ip)
+            self.group = join_group(self.epoch, self.rank, self.agent.pod_uid, self.agent.pod_ip, give_up=self._give_up)
             if self.closed:
                 return
             self.agent.joined = self.epoch.epoch
             self._serve(self.group)
         except WorkerError as error:
-            if not self.closed:
-                self.agent.error = f"epoch {self.epoch.epoch}: {error}"
-                log.warning("left epoch %s: %s", self.epoch.epoch, error)
+            self._left(str(error))
+        except Exception as error:
+            log.exception("a fault of the program in epoch %s", self.epoch.epoch)
+            self._left(fault(error))
         finally:
             if self.group is not None:
                 self.group.close()
             if self.agent.joined == self.epoch.epoch:
                 self.agent.joined = None
+
+    def _left(self, why: str) -> None:
+        if not self.closed:
+            self.agent.error = f"epoch {self.epoch.epoch}: {why}"
+            log.warning("left epoch %s: %s", self.epoch.epoch, why)
 
     def _serve(self, group: Group) -> None:
         n = 0
@@ -195,33 +206,44 @@ class Member:
             raise SyncError(group.wire.broken)
 
     def _take(self, group: Group, n: int, text: str) -> None:
-        """One offer: receive, prepare, report; a failure of this rank's own still receives what others need."""
+        """One offer: receive, prepare, report; a failure of this rank's own still receives what others need.
+
+        Raises:
+            Exception: what nobody foresaw, reported as failed; the wire may be out of step, so the epoch is left.
+        """
         offer = parse_offer(text, self.epoch.job_uid, self.epoch.epoch)
-        start = time.perf_counter()
         try:
-            staging = Staging(offer, self.agent.hold)
-            with group.transfer(n):
-                receive(staging, group.wire.receive)
-            seal_text = group.wait_seal(n, self.epoch.timeout_seconds)
-            if seal_text is None:
-                raise SyncError(
-                    f"sync {offer.sync_id}: no seal within {self.epoch.timeout_seconds:g} s after the last bucket"
-                )
-            seal = parse_seal(seal_text, offer)
-            received = time.perf_counter()
-            with self.agent.filling():
-                self.agent.loader.prepare(staging, seal)
-                if reason := group.aborted(n):
-                    raise SyncError(f"sync {offer.sync_id} was aborted: {reason}")
-                self.agent.prepared = Prepared(offer.epoch, offer.sync_id, offer.version, seal.total)
+            total, times = self._prepare(group, n, offer)
         except WorkerError as error:
             log.warning("sync %s, version %s: %s", offer.sync_id, offer.version, error)
             self.agent.error = str(error)
             group.put_report(n, self._report(offer, "failed", error=str(error)))
             return
+        except Exception as error:
+            group.put_report(n, self._report(offer, "failed", error=fault(error)))
+            raise
         self.agent.error = ""
-        times = {"receive_seconds": received - start, "load_seconds": time.perf_counter() - received}
-        group.put_report(n, self._report(offer, "prepared", digest=seal.total, **times))
+        group.put_report(n, self._report(offer, "prepared", digest=total, **times))
+
+    def _prepare(self, group: Group, n: int, offer: Offer) -> tuple[str, dict[str, float]]:
+        """Receive an offer and fill the shadow; returns the seal's total and the seconds of both."""
+        start = time.perf_counter()
+        staging = Staging(offer, self.agent.hold)
+        with group.transfer(n):
+            receive(staging, group.wire.receive)
+        seal_text = group.wait_seal(n, self.epoch.timeout_seconds)
+        if seal_text is None:
+            raise SyncError(
+                f"sync {offer.sync_id}: no seal within {self.epoch.timeout_seconds:g} s after the last bucket"
+            )
+        seal = parse_seal(seal_text, offer)
+        received = time.perf_counter()
+        with self.agent.filling():
+            self.agent.loader.prepare(staging, seal)
+            if reason := group.aborted(n):
+                raise SyncError(f"sync {offer.sync_id} was aborted: {reason}")
+            self.agent.prepared = Prepared(offer.epoch, offer.sync_id, offer.version, seal.total)
+        return seal.total, {"receive_seconds": received - start, "load_seconds": time.perf_counter() - received}
 
     def _report(self, offer: Offer, state: str, **fields: str | float) -> MemberReport:
         return MemberReport.model_validate(
@@ -234,6 +256,11 @@ class Member:
                 **fields,
             }
         )
+
+
+def fault(error: Exception) -> str:
+    """An exception that nobody foresaw, in one line."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}; the engine's log has the stack"
 
 
 def receive(staging: Staging, transfer: Callable[[torch.Tensor], None]) -> None:

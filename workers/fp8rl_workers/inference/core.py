@@ -14,7 +14,7 @@ from fp8rl_workers.config import EngineConfig, PodEnvironment
 from fp8rl_workers.errors import DigestError, InvalidModelError, NotYetError, StaleError, SyncError, WorkerError
 from fp8rl_workers.inference import rank
 from fp8rl_workers.inference.prefixes import forget_prefixes
-from fp8rl_workers.inference.spans import VersionBook
+from fp8rl_workers.inference.spans import NO_VERSION, VersionBook
 from fp8rl_workers.protocol import CommitReport, Decision, Epoch
 
 Answer = dict[str, Any]
@@ -51,6 +51,10 @@ class EngineControl:
             }
         return merged
 
+    def layers(self, _: str = "") -> Answer:
+        """Names of the quantized layers; the audit of the state says whether a rank differs."""
+        return self._ranks(rank.layers)[0]
+
     def join(self, epoch: str) -> Answer:
         """Hand an epoch to the agents of all ranks; they join in their own threads.
 
@@ -72,6 +76,7 @@ class EngineControl:
             StaleError: another epoch or sync id than the prepared one.
             NotYetError: nothing is prepared.
             DigestError: what is prepared are no longer the bytes that were sent; the old version goes on.
+            WorkerError: a rank could not load; the engine serves no version until the next commit.
         """
         start = time.perf_counter()
         decision = Decision.model_validate_json(text)
@@ -79,10 +84,10 @@ class EngineControl:
             return self.report.model_dump()
         self._finish_steps_in_flight()
         self._ranks(rank.verify, text)
-        self.committed = self.report = None  # a rank that fails from here on leaves the engine without a version
+        self._fence()
         self._ranks(rank.apply, text)
         self._forget_kv(decision.version)
-        running = book_of(self.core.scheduler).turn(decision.version, self.core.scheduler.requests)
+        running = self._turn(decision.version)
         self.committed = decision
         self.report = CommitReport(
             version=decision.version,
@@ -113,6 +118,14 @@ class EngineControl:
                 executed.result()
             for item in self.core.scheduler.update_from_output(scheduled, output).items():
                 self.core.output_queue.put_nowait(item)
+
+    def _fence(self) -> None:
+        """Serve no version: whatever fails before the next turn, tokens from here on count for no published weights."""
+        self.committed = self.report = None
+        self._turn(NO_VERSION)
+
+    def _turn(self, version: int) -> dict[str, int]:
+        return book_of(self.core.scheduler).turn(version, self.core.scheduler.requests)
 
     def _forget_kv(self, version: int) -> None:
         if self.recompute:

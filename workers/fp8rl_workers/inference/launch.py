@@ -137,6 +137,14 @@ def shared_card(job: EngineConfig, length: int, model: Mapping[str, Any]) -> dic
     }
 
 
+def placement(job: EngineConfig, length: int, model: Mapping[str, Any], *, on_cpu: bool) -> dict[str, Any]:
+    """Arguments that say where an engine computes and what memory it takes; none where it has cards of its own."""
+    if not on_cpu:
+        return {} if job.gpus_per_replica else shared_card(job, length, model)
+    place: dict[str, Any] = {"enforce-eager": True, "kv-cache-memory-bytes": kv_bytes(job, length, model)}
+    return place | ({"distributed-executor-backend": "uni"} if job.tensor_parallel == 1 else {})
+
+
 def flags(arguments: Mapping[str, Any]) -> list[str]:
     """`{"a-b": 1, "c": True, "d": False, "e": {...}}` as `--a-b 1 --c --no-d --e {...}`."""
     words: list[str] = []
@@ -149,6 +157,20 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
         else:
             words += [f"--{plain}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
     return words
+
+
+def check_job(job: EngineConfig, resolved: ResolvedPrecision) -> int:
+    """The longest context in tokens.
+
+    Raises:
+        InvalidInputError: nobody sets it, or the job asks for what is not built.
+    """
+    if job.weight_sync.mode == "inPlace":
+        raise InvalidInputError("weightSync.mode: inPlace is not built in this release; use shadow or reload")
+    length = job.max_model_len or resolved.max_model_len
+    if length is None:
+        raise InvalidInputError("model.maxModelLen: neither the job nor the resolved precision sets it")
+    return length
 
 
 def arguments(
@@ -166,11 +188,7 @@ def arguments(
         InvalidInputError: an owned argument, no maximum length, or a precision that the engine cannot hold.
     """
     check_engine_args(job.engine_args)
-    if job.weight_sync.mode == "inPlace":
-        raise InvalidInputError("weightSync.mode: inPlace is not built in this release; use shadow or reload")
-    length = job.max_model_len or resolved.max_model_len
-    if length is None:
-        raise InvalidInputError("model.maxModelLen: neither the job nor the resolved precision sets it")
+    length = check_job(job, resolved)
     config = quantization(job, resolved, model, on_cpu=engine.on_cpu)
     chosen: dict[str, Any] = {
         "host": pod.pod_ip,
@@ -194,12 +212,7 @@ def arguments(
         "skip-tokenizer-init": None if has_tokenizer else True,
         "disable-uvicorn-access-log": True,
     }
-    if engine.on_cpu:
-        chosen |= {"enforce-eager": True, "kv-cache-memory-bytes": kv_bytes(job, length, model)}
-        if job.tensor_parallel == 1:
-            chosen["distributed-executor-backend"] = "uni"
-    elif job.gpus_per_replica == 0:
-        chosen |= shared_card(job, length, model)
+    chosen |= placement(job, length, model, on_cpu=engine.on_cpu)
     user = {canonical(name): value for name, value in job.engine_args.items()}
     return flags({name: value for name, value in chosen.items() if name not in user}) + flags(job.engine_args)
 

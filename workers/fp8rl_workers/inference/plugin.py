@@ -9,7 +9,7 @@ from typing import Any
 BACKEND = "fp8rl"
 ONE_PROCESS_CORE = "VLLM_ENABLE_V1_MULTIPROCESSING"
 """\"0\" where the launcher lets the core run its only worker inside itself."""
-UTILITIES = ("state", "join", "abort", "commit")
+UTILITIES = ("state", "layers", "join", "abort", "commit")
 
 
 def register() -> None:

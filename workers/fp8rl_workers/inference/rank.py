@@ -48,15 +48,22 @@ def state(engine: RankEngine) -> Answer:
     agent, loader = engine.agent, engine.loader
     prepared = agent.prepared
     return {
-        "epoch": agent.epoch.epoch if agent.epoch else None,
+        "epoch": agent.joined,
+        "epoch_told": agent.epoch.epoch if agent.epoch else None,
         "prepared_sync_id": prepared.sync_id if prepared else None,
         "prepared_version": prepared.version if prepared else None,
         "load_path": loader.path,
         "load_fallback": loader.fallback,
-        "quantized_layers": engine.quantized,
+        "num_quantized": len(engine.quantized),
         "audit": engine.audit,
         "message": agent.error,
     }
+
+
+@rank_call
+def layers(engine: RankEngine) -> Answer:
+    """HF names of the layers that this rank holds quantized: thousands in a MoE, so they are no part of the state."""
+    return {"quantized_layers": engine.quantized}
 
 
 @rank_call
@@ -85,8 +92,10 @@ def apply(engine: RankEngine, decision: str) -> None:
 
 
 def merge_states(ranks: list[Answer]) -> Answer:
-    """One answer of all ranks: what is prepared counts only if all ranks have it; the first fault is kept."""
+    """One answer of all ranks: an epoch and what is prepared count only if all ranks have them; the first fault is kept."""
     first = dict(ranks[0])
+    if any(rank["epoch"] != first["epoch"] for rank in ranks):
+        first["epoch"] = None
     if any(rank["prepared_sync_id"] != first["prepared_sync_id"] for rank in ranks):
         first["prepared_sync_id"] = first["prepared_version"] = None
     first["error"] = next((fault for rank in ranks for fault in (rank["audit"], rank["message"]) if fault), "")

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from fp8rl_workers.config import EngineConfig, PodEnvironment
 from fp8rl_workers.errors import InvalidInputError, NotYetError, WorkerError
 from fp8rl_workers.http import validation_text
+from fp8rl_workers.inference.spans import NO_VERSION
 from fp8rl_workers.metrics import SYNC_BUCKETS
 from fp8rl_workers.protocol import Decision, EngineState, Epoch
 
@@ -31,7 +32,9 @@ class EngineMetrics:
 
     def __init__(self) -> None:
         self.version = Gauge(
-            "fp8rl_engine_weight_version", "Version of the weights that this engine serves.", registry=REGISTRY
+            "fp8rl_engine_weight_version",
+            "Version of the weights that this engine serves, 0 for none.",
+            registry=REGISTRY,
         )
         self.quantized = Gauge(
             "fp8rl_engine_quantized_layers", "Linear layers whose weights are held as codes.", registry=REGISTRY
@@ -76,7 +79,8 @@ class Control:
         return self._state(await self.call("state", deadline=deadline))
 
     def _state(self, answer: dict[str, Any]) -> EngineState:
-        self.metrics.quantized.set(len(answer["quantized_layers"]))
+        self.metrics.quantized.set(answer["num_quantized"])
+        self.metrics.version.set(answer.get("version") or NO_VERSION)
         return EngineState(phase="serving", pod=self.pod.pod_name, uid=self.pod.pod_uid, release=self.release, **answer)
 
     async def join(self, epoch: Epoch) -> EngineState:
@@ -132,6 +136,11 @@ def control(request: Request) -> Control:
 @router.get("/state")
 async def get_state(request: Request) -> JSONResponse:
     return respond(await control(request).state())
+
+
+@router.get("/layers")
+async def get_layers(request: Request) -> JSONResponse:
+    return JSONResponse(await control(request).call("layers"))
 
 
 @router.get("/ready")

@@ -6,17 +6,19 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 Spans = list[list[int]]
+NO_VERSION = 0
+"""Label of tokens that no published weights sampled; the orchestrator drops what carries it."""
 
 
 class VersionBook:
     """Output tokens of each live request, and how many it had at each turn of version.
 
     A turn of version happens between two steps of the loop, with no step in flight, so every token belongs to exactly one
-    version. Version 0 stands for the dummy weights before the first commit.
+    version. `NO_VERSION` stands for the dummy weights before the first commit, and for weights that a commit left half-way.
     """
 
     def __init__(self) -> None:
-        self.version = 0
+        self.version = NO_VERSION
         self._counts: dict[str, int] = {}
         self._ended: dict[str, Spans] = {}
 

@@ -64,16 +64,19 @@ def to_sample(trajectory: Trajectory, advantage: float, steps_old: int) -> Sampl
 
 def batch_metrics(samples: Sequence[Sample], rewards: Sequence[float]) -> dict[str, float]:
     """Figures of a batch, keys of `metrics.ORCHESTRATOR_METRICS`."""
-    ages = [sample.age for sample in samples]
     mean = math.fsum(rewards) / len(rewards)
     return {
         "reward": mean,
         "reward_std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)),
-        "off_policy_mean": sum(ages) / len(ages),
-        "off_policy_max": float(max(ages)),
         "spanning_ratio": sum(item.version_min != item.version_max for item in samples) / len(samples),
         "completion_tokens": sum(sum(item.loss_mask) for item in samples) / len(samples),
-    }
+    } | age_metrics(samples)
+
+
+def age_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """The part of `batch_metrics` that the posted samples alone tell: of a batch whose rollouts died with an orchestrator."""
+    ages = [sample.age for sample in samples]
+    return {"off_policy_mean": sum(ages) / len(ages), "off_policy_max": float(max(ages))}
 
 
 def dump_lines(batch: Batch, decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ not yet consumed is `outstanding`; a resumed run hands that out first, in its or
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -70,9 +71,13 @@ def prompt_set(config: DatasetConfig, environment: Environment, seed: int) -> Ex
         return lambda position: environment.example(seed, position, "train")
     examples = read_examples(Path(config.path))
 
+    @functools.lru_cache(maxsize=2)  # the pass under way and the one that begins; shuffling takes time in the length
+    def order(turn: int) -> list[int]:
+        return order_of(len(examples), seed, turn, shuffle=config.shuffle)
+
     def at(position: int) -> Example:
         turn, place = divmod(position, len(examples))
-        return examples[order_of(len(examples), seed, turn, shuffle=config.shuffle)[place]]
+        return examples[order(turn)[place]]
 
     return at
 

@@ -29,6 +29,7 @@ MAX_ATTEMPTS = 8
 NAN_LIMIT = 2
 LOST_PAUSE_SECONDS = 0.2
 LOST = "lost"
+NOT_FINITE = "nonFinite"
 SUSPECT = "gave no answer"
 
 BodyOf = Callable[[int], dict[str, Any]]
@@ -69,8 +70,11 @@ def choose(replicas: Iterable[Replica], max_in_flight: int, home: str | None = N
 
 
 def all_not_finite(replicas: Iterable[Replica]) -> bool:
-    """Whether every replica has answered with values that are not finite twice: the weights are broken, not an engine."""
-    faults = [item.nan_faults for item in replicas]
+    """Whether every replica that can answer did so twice with values that are not finite: the weights are broken, not an engine.
+
+    Those that boot or are gone say nothing about the weights.
+    """
+    faults = [item.nan_faults for item in replicas if item.version is not None and item.fenced in ("", NOT_FINITE)]
     return bool(faults) and min(faults) >= NAN_LIMIT
 
 
@@ -171,7 +175,7 @@ class Dispatcher:
     def _not_finite(self, replica: Replica, version: int | None) -> None:
         if replica.serving and replica.version == version:
             replica.nan_faults += 1
-            self.fence(replica.uid, "nonFinite")
+            self.fence(replica.uid, NOT_FINITE)
         self.on_not_finite(replica)
 
     async def _acquire(self, home: str | None, slack: int) -> Replica:

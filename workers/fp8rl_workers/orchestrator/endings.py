@@ -3,7 +3,7 @@
 reason                     when
 WeightSyncFailed           syncs reached no engine, `trouble.GIVE_UP_AFTER` times in a row, while all engines answered
 NaN                        every engine answers values that are not finite after it was healed; or loss, gradient or mismatch is
-MismatchLimitExceeded      limits.mismatchKL.stop
+MismatchLimit              limits.mismatchKL.stop
 CheckpointFailed           CHECKPOINT_FAILURES steps in a row could not write their checkpoint
 QuantizedLayersDiffer      no engine holds the quantized layers that the trainer's plan says
 InvalidModel               another tokenizer than the trainer's
@@ -53,7 +53,7 @@ def raise_for_step(step: int, verdict: Verdict, checkpoint_failures: int, checkp
     """End the job when a step's figures or its checkpoints say so.
 
     Raises:
-        JobFailedError: NaN, MismatchLimitExceeded or CheckpointFailed.
+        JobFailedError: NaN, MismatchLimit or CheckpointFailed.
     """
     if verdict.reason:
         raise JobFailedError(verdict.reason, f"step {step}: {verdict.message}")

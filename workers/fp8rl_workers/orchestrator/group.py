@@ -25,7 +25,7 @@ from fp8rl_workers.orchestrator.trouble import SHED_AFTER, Trouble, listed
 from fp8rl_workers.protocol import Epoch, EpochReport, GroupDocument, GroupMember, TrainerState
 
 BOOT_GRACE_SECONDS = 60.0
-JOIN_SECONDS = 5.0
+JOIN_SECONDS = 10.0
 MAX_ROUNDS = 8
 LOOK_SECONDS = 1.0
 SHED = "shed from the weight-sync group"
@@ -114,7 +114,7 @@ class Group:
             for _ in range(MAX_ROUNDS):
                 suspects = {uid for uid, item in self.conductor.dispatcher.replicas.items() if item.fenced == SUSPECT}
                 if fresh or suspects:
-                    await self.members.poll_until_certain(suspects | set(self.members.states))
+                    await self.members.poll_until_certain(suspects)
                 fresh = True
                 await self.know_replicas()
                 action = epochs.next_action(self.view())
@@ -180,7 +180,7 @@ class Group:
         view, trainer = self.view(), self.members.trainer
         if trainer is None:
             return False
-        seen = [item.state.epoch or 0 for item in view.participants]
+        seen = [item.state.epoch_told or item.state.epoch or 0 for item in view.participants]
         number = max([self.journal.data.epoch_number, *seen]) + 1
         epoch = epochs.form_epoch(document, view.participants, number, self._port, self._timeout)
         self.journal.save(epoch=None, epoch_number=number, document=document)
@@ -232,7 +232,7 @@ class Group:
         if outcome.sync.phase != "done":
             self.journal.save(epoch=None)
         if outcome.errors:
-            await self.members.poll_until_certain({member.uid for member in outcome.sync.members})
+            await self.members.poll_until_certain(set())
         self._judge(outcome)
         self.on_outcome(outcome)
         return outcome.published or bool(outcome.sync.lost)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fp8rl_workers.config import LimitsConfig
 
+MISMATCH_LIMIT = "MismatchLimit"
 WAIT_SHARE = 0.5
 WAIT_WINDOW = 5
 
@@ -40,7 +41,7 @@ def judge(metrics: Mapping[str, float], limits: LimitsConfig) -> Verdict:
     stop = limits.mismatch_kl_stop
     if stop is not None and metrics.get("mismatch_kl", 0.0) > stop:
         message = f"mismatch_kl {metrics['mismatch_kl']:.4g} is over limits.mismatchKL.stop {stop:g}"
-        return Verdict(warnings, "MismatchLimitExceeded", message)
+        return Verdict(warnings, MISMATCH_LIMIT, message)
     return Verdict(warnings)
 
 

@@ -22,14 +22,19 @@ class Published(Record):
 
 @dataclass
 class Lineage:
-    """The published versions, newest last; the oldest are forgotten beyond KEPT_VERSIONS."""
+    """The published versions, newest last; the oldest are forgotten beyond the newest `kept`."""
 
     entries: dict[int, Published] = field(default_factory=dict)
+    kept: int = KEPT_VERSIONS
 
     @classmethod
-    def of(cls, published: Iterable[Published]) -> Lineage:
-        """A lineage of these versions."""
-        return cls({item.version: item for item in sorted(published, key=lambda item: item.version)})
+    def of(cls, published: Iterable[Published], max_off_policy_steps: int = 0) -> Lineage:
+        """A lineage of these versions that keeps those of steps which samples may still be of.
+
+        A step has one version, and one more each time that an engine is sent its weights again: KEPT_VERSIONS are for those.
+        """
+        entries = {item.version: item for item in sorted(published, key=lambda item: item.version)}
+        return cls(entries, KEPT_VERSIONS + max_off_policy_steps)
 
     @property
     def newest(self) -> Published | None:
@@ -46,7 +51,7 @@ class Lineage:
         if newest is not None and published.version <= newest.version:
             raise StaleError(f"version {published.version} was used already: the newest is {newest.version}")
         self.entries[published.version] = published
-        for version in list(self.entries)[:-KEPT_VERSIONS]:
+        for version in list(self.entries)[: -self.kept]:
             del self.entries[version]
 
     def abandon_above(self, step: int) -> None:

@@ -17,7 +17,7 @@ import time
 
 from fp8rl_workers.metrics import ORCHESTRATOR_METRICS
 from fp8rl_workers.orchestrator import health
-from fp8rl_workers.orchestrator.batch import Batch, build_batch, dump_lines
+from fp8rl_workers.orchestrator.batch import Batch, age_metrics, build_batch, dump_lines
 from fp8rl_workers.orchestrator.endings import raise_for_step, raise_if_broken
 from fp8rl_workers.orchestrator.evaluation import EvaluationError, evaluate
 from fp8rl_workers.orchestrator.parts import Parts
@@ -159,6 +159,7 @@ class Loop:
                     await self._under_way.wait()
 
     async def _collect(self, step: int) -> list[Group]:
+        self._stop_if_broken()
         take = asyncio.create_task(self.parts.rollouts.take(step))
         try:
             while not (await asyncio.wait({take}, timeout=WATCH_SECONDS))[0]:
@@ -260,13 +261,13 @@ class Loop:
     async def _train_again(self, request: StepRequest) -> None:
         self.parts.progress.activity = f"the trainer's step {request.step}"
         result = await self.training.train(request)
-        self._step_done(result, {"off_policy_max": float(max(item.age for item in request.samples))})
+        self._step_done(result, age_metrics(request.samples))
 
     def _record_found(self, found: Resume) -> None:
         state = self.parts.members.trainer_state
         result = state.last_result if state is not None else None
         if result is not None and result.step == found.step:
-            self._step_done(result, {})
+            self._step_done(result, {} if found.done is None else age_metrics(found.done.samples))
 
     async def _evaluate(self) -> None:
         parts, progress = self.parts, self.parts.progress

@@ -102,9 +102,9 @@ class Members:
             await asyncio.sleep(SETTLED_POLL_SECONDS if engines and len(self._served) == engines else POLL_SECONDS)
 
     async def poll_until_certain(self, suspects: set[str]) -> None:
-        """Ask until every suspect that served has answered or is lost."""
+        """Ask until every engine that served and refuses connections is back or lost, and every suspect has answered or is."""
         await self.poll()
-        while any(self._misses.get(uid) for uid in suspects & self._served):
+        while any(self._misses.get(uid) or (uid in suspects and self._is_overdue(uid)) for uid in self._served):
             await asyncio.sleep(DOUBT_SECONDS)
             await self.poll()
 
@@ -128,12 +128,17 @@ class Members:
         for item in engines.values():
             self._listen(item)
 
+    def _is_overdue(self, name: str) -> bool:
+        task = self._overdue.get(name)
+        return task is not None and not task.done()
+
     def _may_ask(self, name: str) -> bool:
         """Whether no answer is overdue; an error that one came with is raised here."""
-        task = self._overdue.get(name)
-        if task is not None and task.done():
+        if self._is_overdue(name):
+            return False
+        if name in self._overdue:
             self._overdue.pop(name).result()
-        return task is None or task.done()
+        return True
 
     def _listen(self, member: GroupMember) -> None:
         silent = time.monotonic() - self._heard.get(member.uid, 0.0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import aiohttp
 
@@ -13,7 +14,7 @@ from fp8rl_workers.errors import InvalidInputError
 from fp8rl_workers.metrics import ORCHESTRATOR_METRICS, WorkerMetrics
 from fp8rl_workers.orchestrator.dataset import heldout_set, prompt_set, read_examples
 from fp8rl_workers.orchestrator.dispatch import Dispatcher, Replica
-from fp8rl_workers.orchestrator.environments import Environment, Example, make_environment
+from fp8rl_workers.orchestrator.environments import Environment, Example, Split, make_environment
 from fp8rl_workers.orchestrator.group import Group
 from fp8rl_workers.orchestrator.health import context_length
 from fp8rl_workers.orchestrator.journal import Journal
@@ -26,6 +27,9 @@ from fp8rl_workers.orchestrator.rollouts import Rollouts, RolloutSettings
 from fp8rl_workers.orchestrator.sampling import SamplingOptions, stop_tokens
 from fp8rl_workers.orchestrator.staleness import DropReason
 from fp8rl_workers.orchestrator.syncing import Conductor, Outcome
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 MEASURED_PROMPTS = 64
 
@@ -61,19 +65,12 @@ def build_parts(config: OrchestratorConfig, pod: PodEnvironment, session: aiohtt
     metrics = WorkerMetrics(ORCHESTRATOR_METRICS)
     records = Records(pod.state_dir)
     progress = Progress(steps=config.steps, attempt=pod.attempt)
-    lineage = Lineage.of(journal.data.published)
+    lineage = Lineage.of(journal.data.published, config.max_off_policy_steps)
     environment = environment_of(config.environment)
     policy = policy_of(config, environment)
     sync = config.weight_sync
     members = Members(session, policy.max_model_len, sync.timeout_seconds, policy.dispatcher.lose)
-    rollouts = Rollouts(
-        rollout_settings(config),
-        environment=environment,
-        policy=policy,
-        lineage=lineage,
-        example_at=prompt_set(config.dataset, environment, config.seed),
-        on_drop=drop_recorder(config, metrics, progress),
-    )
+    rollouts = rollouts_of(config, environment, policy, lineage, drop_recorder(config, metrics, progress))
     conductor = Conductor(journal, lineage, members, policy.dispatcher, rollouts.wake)
     group = Group(conductor, records, sync.port, sync.timeout_seconds)
     evaluated = environment if config.evaluation.environment is None else environment_of(config.evaluation.environment)
@@ -141,6 +138,28 @@ def environment_of(config: EnvironmentConfig) -> Environment:
         raise InvalidInputError(f"rollout.environment: {error}") from error
 
 
+def rollouts_of(
+    config: OrchestratorConfig,
+    environment: Environment,
+    policy: Policy,
+    lineage: Lineage,
+    on_drop: Callable[[DropReason, int, int], None],
+) -> Rollouts:
+    """Rollouts over the job's prompts.
+
+    Raises:
+        InvalidInputError: the prompts cannot be read, or the batch does not fit.
+    """
+    return Rollouts(
+        rollout_settings(config),
+        environment=environment,
+        policy=policy,
+        lineage=lineage,
+        example_at=prompt_set(config.dataset, environment, config.seed),
+        on_drop=on_drop,
+    )
+
+
 def rollout_settings(config: OrchestratorConfig) -> RolloutSettings:
     """Sizes of groups and batches.
 
@@ -162,6 +181,26 @@ def rollout_settings(config: OrchestratorConfig) -> RolloutSettings:
     )
 
 
+def longest_trajectory(
+    config: OrchestratorConfig,
+    environment: Environment,
+    tokenizer: Tokenizer,
+    split: Split,
+    prompts: Sequence[str] = (),
+) -> int:
+    """Tokens of the longest trajectory: of these prompts, else of the environment's own.
+
+    Where the environment's bound is over maxModelLen, the first prompts are measured instead.
+    """
+    bound = environment.context_bound(config.max_tokens)
+    if not prompts and config.max_model_len is not None and bound > config.max_model_len:
+        prompts = [environment.example(config.seed, index, split).prompt for index in range(MEASURED_PROMPTS)]
+    if not prompts:
+        return bound
+    longest = max(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in prompts)
+    return environment.context_bound(config.max_tokens, longest)
+
+
 def policy_of(config: OrchestratorConfig, environment: Environment) -> Policy:
     """Tokenizer, sampling options and context length.
 
@@ -171,14 +210,12 @@ def policy_of(config: OrchestratorConfig, environment: Environment) -> Policy:
     """
     folder = Path(config.model_path)
     tokenizer = load_tokenizer(folder)
-    bound = environment.context_bound(config.max_tokens)
-    prompts: list[str] = []
-    if config.dataset.path is not None:
-        prompts = [item.prompt for item in read_examples(Path(config.dataset.path))]
-    elif config.max_model_len is not None and bound > config.max_model_len:
-        prompts = [environment.example(config.seed, index, "train").prompt for index in range(MEASURED_PROMPTS)]
-    if prompts:
-        bound = config.max_tokens + max(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in prompts)
+    prompts = [] if config.dataset.path is None else [item.prompt for item in read_examples(Path(config.dataset.path))]
+    bound = longest_trajectory(config, environment, tokenizer, "train", prompts)
+    if config.evaluation.samples:
+        other = config.evaluation.environment
+        evaluated = environment if other is None else environment_of(other)
+        bound = max(bound, longest_trajectory(config, evaluated, tokenizer, "heldout"))
     try:
         length = context_length(config.max_model_len, bound, config.max_tokens)
     except ValueError as error:

@@ -143,7 +143,7 @@ class Rollouts:
         asyncio.get_running_loop().call_later(LATE_SECONDS, self.wake)
 
     def cancel_hopeless(self) -> None:
-        """Before a sync: give up running groups that would be too old for the next batch, and finished ones alike."""
+        """Before a sync: give up running groups that would be too old for the next batch; finished ones are judged when taken."""
         candidates = [self._candidate(group) for group in self._groups.values() if group.trajectories is None]
         for index in hopeless(candidates, self.consumed_step + 1, self.settings.limit):
             self._drop(self._groups[index], "stale")

@@ -30,11 +30,12 @@ class RunState(Record):
 
 @dataclass(frozen=True)
 class Resume:
-    """Where the run goes on: after `step`, with `state`; `again` is a batch to post before anything else."""
+    """Where the run goes on: after `step`, with `state`; `again` is a batch to post before anything else, `done` that of `step`."""
 
     step: int
     state: RunState
     again: StepRequest | None = None
+    done: StepRequest | None = None
 
     @property
     def cursor(self) -> Cursor:
@@ -50,7 +51,7 @@ def resume(pending: StepRequest | None, trainer: TrainerState) -> Resume:
     """
     same = pending is not None and (pending.job_uid, pending.attempt) == (trainer.job_uid, trainer.attempt)
     if pending is not None and same and trainer.step == pending.step:
-        return Resume(trainer.step, RunState.model_validate(pending.orchestrator))
+        return Resume(trainer.step, RunState.model_validate(pending.orchestrator), done=pending)
     if pending is not None and same and trainer.step == pending.step - 1:
         return Resume(trainer.step, RunState.model_validate(pending.orchestrator), again=pending)
     return Resume(trainer.step, RunState.model_validate(trainer.orchestrator))

@@ -59,6 +59,11 @@ def check_backend(config: TrainerConfig) -> None:
         for name, (value, built) in asked.items()
         if value != built
     ]
+    if config.top_p != 1:
+        faults.append(
+            f"rollout.topP: {config.top_p:g} leaves the engine's log-probabilities relative to the nucleus and the trainer's to "
+            f"the whole vocabulary, so every importance ratio would be off by the nucleus' mass; use 1"
+        )
     if faults:
         raise InvalidInputError("; ".join(faults))
 

@@ -164,7 +164,7 @@ class TorchTrainer:
             logprobs, entropies = token_logprobs(self.policy.module, batch, self.config.temperature)
             inference = batch.logprobs.to(logprobs.device)
             advantages = batch.advantages.to(logprobs.device)
-            tokens = policy_loss(logprobs, logprobs.detach(), inference, advantages, self.config.loss)
+            tokens = policy_loss(logprobs, inference, advantages, self.config.loss)
             loss = (tokens.loss + self._reference_term(batch, logprobs)).sum() / num_loss
             if not torch.isfinite(loss):
                 raise NonFiniteError(f"the loss of a micro-batch is {loss.item()}; the step is not taken")

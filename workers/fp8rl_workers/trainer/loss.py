@@ -7,8 +7,9 @@ micro-batches add up. A kept token costs `-adv_tau * A * ratio`, every token `kl
     ipo    keeps |p_trainer - p_inference| <= ipo_threshold
     dppo   drops A > 0 and p_trainer - p_inference > dppo_mask_high, A <= 0 and p_trainer - p_inference < -dppo_mask_low
            (arXiv 2602.04879)
-    grpo   -w * min(rho * A, clip(rho, 1 - clip_low, 1 + clip_high) * A), rho = trainer / trainer before the step,
-           w = min(trainer before the step / inference, tis_cap), without gradient (truncated importance sampling)
+    grpo   -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A): a token that has gone further than the advantage
+           asks for has no gradient. The batch is stepped on once, so the ratio is against the engine, which sampled it.
+           Where it is not clipped the ratio is truncated (TIS): value and gradient have the weight min(ratio, tis_cap)
 """
 
 from __future__ import annotations
@@ -61,27 +62,20 @@ def dppo_loss(logprobs: Tensor, inference_logprobs: Tensor, advantages: Tensor, 
     return masked_loss(~(too_high | too_low), logprobs, inference_logprobs, advantages, config)
 
 
-def grpo_loss(
-    logprobs: Tensor, old_logprobs: Tensor, inference_logprobs: Tensor, advantages: Tensor, config: LossConfig
-) -> TokenLoss:
-    """Clipped surrogate against the trainer's own policy before the step, weighted by truncated importance sampling."""
-    rho = (logprobs - old_logprobs.detach()).exp()
-    clipped = rho.clamp(1 - config.grpo_clip_low, 1 + config.grpo_clip_high)
-    weight = log_ratio(old_logprobs.detach(), inference_logprobs).exp()
-    surrogate = torch.minimum(rho * advantages, clipped * advantages)
-    masked = (clipped * advantages < rho * advantages).detach()
-    return TokenLoss(-weight.clamp(max=config.tis_cap) * surrogate, masked, weight > config.tis_cap)
+def grpo_loss(logprobs: Tensor, inference_logprobs: Tensor, advantages: Tensor, config: LossConfig) -> TokenLoss:
+    """Clipped surrogate against the policy that sampled, with truncated importance weights where it is not clipped."""
+    ratio = log_ratio(logprobs, inference_logprobs).exp()
+    clipped = ratio.detach().clamp(1 - config.grpo_clip_low, 1 + config.grpo_clip_high)
+    masked = clipped * advantages < ratio.detach() * advantages
+    truncated = ratio.detach() > config.tis_cap
+    weight = ratio * (config.tis_cap / ratio.detach()).clamp(max=1.0)
+    return TokenLoss(-torch.where(masked, clipped, weight) * advantages, masked, truncated)
 
 
-def policy_loss(
-    logprobs: Tensor, old_logprobs: Tensor, inference_logprobs: Tensor, advantages: Tensor, config: LossConfig
-) -> TokenLoss:
-    """The loss that `config.name` says; only grpo uses `old_logprobs`."""
-    if config.name == "ipo":
-        return ipo_loss(logprobs, inference_logprobs, advantages, config)
-    if config.name == "dppo":
-        return dppo_loss(logprobs, inference_logprobs, advantages, config)
-    return grpo_loss(logprobs, old_logprobs, inference_logprobs, advantages, config)
+def policy_loss(logprobs: Tensor, inference_logprobs: Tensor, advantages: Tensor, config: LossConfig) -> TokenLoss:
+    """The loss that `config.name` says."""
+    losses = {"ipo": ipo_loss, "dppo": dppo_loss, "grpo": grpo_loss}
+    return losses[config.name](logprobs, inference_logprobs, advantages, config)
 
 
 def reference_kl(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from fp8rl_workers.errors import NonFiniteError
 
 
 def learning_rate(step: int, total_steps: int, config: OptimizerConfig) -> float:
-    """Learning rate of `step` (1-based): linear warm-up, then constant, or to 0 at `total_steps` linearly or by a cosine."""
+    """Learning rate of `step` (1-based): linear warm-up, then constant, or linearly or by a cosine to 0 one step after the last."""
     if step <= config.warmup_steps:
         return config.learning_rate * step / config.warmup_steps
     if config.schedule == "constant":

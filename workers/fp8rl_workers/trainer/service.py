@@ -188,6 +188,7 @@ class TrainerService:
     def _train(self, loaded: Loaded, request: StepRequest) -> StepResult:
         """In the training thread: the step, its checkpoint, its metrics."""
         metrics = loaded.trainer.train(request.step, request.samples)
+        self._progress.orchestrator = request.orchestrator
         result = StepResult(step=request.step, metrics=metrics)
         start = time.monotonic()
         error = self._save(loaded, request, result) if self._is_checkpoint_step(request.step) else ""

@@ -33,6 +33,20 @@ from fp8rl_workers.weights.cast_rounding import Rounding, Shard
 __all__ = ["Rounding", "Shard", "check_finite", "dequantize", "fake_quantize", "quantize"]
 
 
+def check_source(name: str, weight: torch.Tensor) -> None:
+    """Refuse what no cast starts from.
+
+    Raises:
+        TypeError: the weight is not BF16.
+        NonFiniteError: NaN or Inf.
+    """
+    if weight.dtype != torch.bfloat16:
+        raise TypeError(
+            f"{name}: the source of a cast is the BF16 weight that the trainer computes with, not {weight.dtype}"
+        )
+    check_finite(name, weight)
+
+
 def check_finite(name: str, weight: torch.Tensor) -> None:
     """Refuse NaN and Inf.
 
@@ -73,12 +87,8 @@ def quantize(
         NonFiniteError: NaN or Inf.
         InvalidModelError: a shape that the format cannot hold.
     """
-    if weight.dtype != torch.bfloat16:
-        raise TypeError(
-            f"{name}: the source of a cast is the BF16 weight that the trainer computes with, not {weight.dtype}"
-        )
     weight = weight.detach()
-    check_finite(name, weight)
+    check_source(name, weight)
     if wire == "bf16":
         return {"": weight.contiguous()}
     if weight.dim() < 2:

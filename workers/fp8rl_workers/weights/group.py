@@ -199,7 +199,8 @@ class Group:
             self._set("go", f"ranks {missing} are missing" if missing else "ok")
             word, names = self._peek("go") or "", missing
         else:
-            word, names = self._wait("go", until(deadline) + GO_GRACE_SECONDS) or "rank 0 has not said go", [0]
+            word = self._wait("go", until(deadline) + GO_GRACE_SECONDS, unless="closed") or "rank 0 has not said go"
+            names = [0]
         if word != "ok":
             raise JoinError(
                 f"epoch {self.epoch.epoch} did not form within {self.epoch.timeout_seconds:g} s: {word}", names
@@ -220,11 +221,11 @@ class Group:
             return None
         return self._call(lambda: self._store.get(key)).decode()
 
-    def _wait(self, key: str, timeout: float) -> str | None:
+    def _wait(self, key: str, timeout: float, unless: str = "") -> str | None:
         start = time.monotonic()
         while (text := self._peek(key)) is None:
             waited = time.monotonic() - start
-            if waited >= timeout:
+            if waited >= timeout or (unless and self._peek(unless)):
                 return None
             time.sleep(POLL_SECONDS if waited < IDLE_AFTER_SECONDS else IDLE_POLL_SECONDS)
         return text

@@ -1,6 +1,6 @@
 """Every rule over several fields, in one list that command line, controller and CRD share."""
 
-from fp8rl_operator.spec.checks import cards, layout, metadata, pools, precision, sampling
+from fp8rl_operator.spec.checks import cards, layout, metadata, pools, precision, sampling, templates
 from fp8rl_operator.spec.checks.base import Cel, Check
 
 CHECKS: tuple[Check, ...] = (
@@ -10,6 +10,7 @@ CHECKS: tuple[Check, ...] = (
     *layout.CHECKS,
     *pools.CHECKS,
     *sampling.CHECKS,
+    *templates.CHECKS,
 )
 
 # What only the API server can tell, since it alone sees the object as it was.

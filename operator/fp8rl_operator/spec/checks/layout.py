@@ -179,7 +179,7 @@ CHECKS = (
         cel=(
             Cel(
                 AT,
-                "self.offload != 'full' || !has(self.optimizer.gradClip)",
+                "!has(self.offload) || self.offload != 'full' || !has(self.optimizer.gradClip)",
                 "optimizer.gradClip: offload full never holds all gradients at once, and clipping needs their norm; remove"
                 " gradClip, or set offload: optimizer",
             ),

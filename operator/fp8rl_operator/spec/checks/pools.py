@@ -9,43 +9,8 @@ from fp8rl_operator.errors import Fault
 from fp8rl_operator.spec.checks.base import Cel, Check
 from fp8rl_operator.spec.job import FP8RLJob
 from fp8rl_operator.spec.pods import EnginePool, Volume
-
-OWNED_ENGINE_ARGS: dict[str, str] = {
-    "quantization": "spec.precision.wire",
-    "kv-cache-dtype": "spec.precision.kvCache",
-    "calculate-kv-scales": "spec.precision.kvCache",
-    "dtype": "the wire, which is BF16 or FP8 of BF16 weights",
-    "hf-overrides": "the operator, which writes the quantization config there",
-    "load-format": "the operator: engines start with dummy weights",
-    "logprobs-mode": "the operator: processed_logprobs",
-    "tensor-parallel-size": "parallelism.tensor",
-    "pipeline-parallel-size": "parallelism, which has tensor and expert only",
-    "data-parallel-size": "replicas: a commit over data-parallel ranks is not one turn of one loop",
-    "data-parallel-size-local": "replicas: a commit over data-parallel ranks is not one turn of one loop",
-    "data-parallel-rank": "replicas: a commit over data-parallel ranks is not one turn of one loop",
-    "data-parallel-backend": "replicas: a commit over data-parallel ranks is not one turn of one loop",
-    "enable-expert-parallel": "parallelism.expert",
-    "middleware": "the operator: it asks for the job's token",
-    "weight-transfer-config": "spec.weightSync",
-    "worker-extension-cls": "the operator",
-    "model": "spec.model",
-    "tokenizer": "spec.model",
-    "revision": "spec.model.revision",
-    "trust-remote-code": "spec.model.trustRemoteCode",
-    "chat-template": "spec.model.chatTemplate",
-    "max-model-len": "spec.model.maxModelLen",
-    "seed": "spec.seed",
-    "host": "the operator",
-    "port": "the operator",
-    "api-key": "the operator: the job's token",
-}
-SHORT_FORMS = {
-    "q": "quantization",
-    "tp": "tensor-parallel-size",
-    "pp": "pipeline-parallel-size",
-    "dp": "data-parallel-size",
-}
-TRAINER_PORT = 8100
+from fp8rl_workers.config import TRAINER_PORT
+from fp8rl_workers.inference.owned_args import canonical, owned
 
 
 def pools(job: FP8RLJob) -> list[tuple[str, EnginePool]]:
@@ -54,25 +19,16 @@ def pools(job: FP8RLJob) -> list[tuple[str, EnginePool]]:
     return [("spec.inference", job.spec.inference), *samplers]
 
 
-def owned_argument(key: str) -> str | None:
-    """The vLLM argument that a key of engineArgs sets, if the job owns it. Dashes, underscores and short forms are one."""
-    plain = key.lstrip("-").replace("_", "-")
-    plain = SHORT_FORMS.get(plain, plain).removeprefix("no-")
-    return plain if plain in OWNED_ENGINE_ARGS else None
-
-
 def engine_args_are_the_users(job: FP8RLJob) -> Iterator[Fault]:
-    """Arguments that the job owns are refused by name."""
+    """Arguments that the job owns are refused by name: the engine's own list, so that both refuse the same."""
     for path, pool in pools(job):
-        for key, value in pool.engine_args.items():
-            owned = owned_argument(key)
-            if owned is not None:
-                yield Fault(
-                    f"{path}.engineArgs.{key}",
-                    value,
-                    f"{owned} is set by {OWNED_ENGINE_ARGS[owned]}",
-                    "remove it from engineArgs",
-                )
+        for key, field in owned(pool.engine_args).items():
+            yield Fault(
+                f"{path}.engineArgs.{key}",
+                pool.engine_args[key],
+                f"{canonical(key)} is set by {field}",
+                "remove it from engineArgs",
+            )
 
 
 def enough_replicas(job: FP8RLJob) -> Iterator[Fault]:

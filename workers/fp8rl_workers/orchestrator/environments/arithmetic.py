@@ -59,10 +59,12 @@ class Arithmetic(Record):
         reward = score(client.decode(completion.token_ids).strip(), example.answer)
         return Trajectory((prompt, sampled(completion)), reward, {"exact": float(reward == 1.0)})
 
-    def context_bound(self, max_tokens: int) -> int:
-        """Bytes of the longest prompt plus one completion."""
-        longest = f"{self.max_operand}+{self.max_operand}"
-        return num_bytes(self.template.replace("{expression}", longest)) + max_tokens
+    def context_bound(self, max_tokens: int, prompt_tokens: int | None = None) -> int:
+        """The longest prompt plus one completion."""
+        if prompt_tokens is None:
+            longest = f"{self.max_operand}+{self.max_operand}"
+            prompt_tokens = num_bytes(self.template.replace("{expression}", longest))
+        return prompt_tokens + max_tokens
 
     def _expression(self, rng: random.Random) -> str:
         left, right = rng.randint(0, self.max_operand), rng.randint(0, self.max_operand)

@@ -170,10 +170,11 @@ class Environment(Protocol):
         """Play one example. Raises only what `client` raises: a wrong answer is a low reward."""
         ...
 
-    def context_bound(self, max_tokens: int) -> int:
+    def context_bound(self, max_tokens: int, prompt_tokens: int | None = None) -> int:
         """Upper bound on a trajectory's tokens when a completion has at most `max_tokens`.
 
-        Given text counts one token per UTF-8 byte, which no byte-level or character-level tokenizer exceeds.
+        `prompt_tokens`: the longest prompt where it is known, as of a file; else it is that of the own tasks. Given text
+        counts one token per UTF-8 byte, which no byte-level or character-level tokenizer exceeds.
         """
         ...
 

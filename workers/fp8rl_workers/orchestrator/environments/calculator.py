@@ -87,11 +87,12 @@ class Calculator(Record):
         reward = chain_reward(turn, replies, example.answer)
         return Trajectory(tuple(segments), reward, {"calls": float(len(replies))})
 
-    def context_bound(self, max_tokens: int) -> int:
-        """Bytes of the longest prompt, and per turn one completion and one reply of the tool."""
-        longest = "+".join([str(self.max_operand)] * self.terms)
-        prompt = num_bytes(self.template.replace("{expression}", longest))
-        return prompt + self.max_turns * (max_tokens + LONGEST_REPLY)
+    def context_bound(self, max_tokens: int, prompt_tokens: int | None = None) -> int:
+        """The longest prompt, and per turn one completion and one reply of the tool."""
+        if prompt_tokens is None:
+            longest = "+".join([str(self.max_operand)] * self.terms)
+            prompt_tokens = num_bytes(self.template.replace("{expression}", longest))
+        return prompt_tokens + self.max_turns * (max_tokens + LONGEST_REPLY)
 
     def _expression(self, rng: random.Random) -> str:
         numbers = [str(rng.randint(0, self.max_operand)) for _ in range(self.terms)]

@@ -67,9 +67,11 @@ class ReverseText(Record):
         reward = overlap(client.decode(completion.token_ids).strip(), example.answer)
         return Trajectory((prompt, sampled(completion)), reward, {"exact": float(reward == 1.0)})
 
-    def context_bound(self, max_tokens: int) -> int:
-        """Bytes of the longest prompt plus one completion."""
-        return num_bytes(self.template.replace("{text}", "x" * self.max_length)) + max_tokens
+    def context_bound(self, max_tokens: int, prompt_tokens: int | None = None) -> int:
+        """The longest prompt plus one completion."""
+        if prompt_tokens is None:
+            prompt_tokens = num_bytes(self.template.replace("{text}", "x" * self.max_length))
+        return prompt_tokens + max_tokens
 
     def _text(self, rng: random.Random) -> str:
         length = rng.randint(self.min_length, self.max_length)

@@ -71,17 +71,24 @@ class VerifiersEnvironment:
         self._config = resolve_env_config({**args.env, "taskset": taskset})
         self._load = load_environment
         self._tasks = list(islice(self._load(self._config).taskset, args.num_tasks))
+        self._orders: dict[tuple[int, Split], list[int]] = {}
 
     def example(self, seed: int, index: int, split: Split) -> Example:
         """Task number `index` of the split in an order drawn from the seed; after the last task it begins anew."""
-        places = [place for place, task in enumerate(self._tasks) if split_of(f"{self.id}/{task.key}") == split]
-        if not places:
-            raise ValueError(f"environment {self.id}: none of its {len(self._tasks)} tasks belongs to split {split}")
-        random.Random(f"{self.id}/{seed}/{split}").shuffle(places)
+        if (seed, split) not in self._orders:
+            self._orders[seed, split] = self._order(seed, split)
+        places = self._orders[seed, split]
         place = places[index % len(places)]
         prompt = self._tasks[place].data.prompt
         text = prompt if isinstance(prompt, str) else ""
         return Example(id=f"{split}-{seed}-{index}", prompt=text, info={"task": place})
+
+    def _order(self, seed: int, split: Split) -> list[int]:
+        places = [place for place, task in enumerate(self._tasks) if split_of(f"{self.id}/{task.key}") == split]
+        if not places:
+            raise ValueError(f"environment {self.id}: none of its {len(self._tasks)} tasks belongs to split {split}")
+        random.Random(f"{self.id}/{seed}/{split}").shuffle(places)
+        return places
 
     async def rollout(self, client: Client, example: Example) -> Trajectory:
         """One episode.
@@ -108,9 +115,9 @@ class VerifiersEnvironment:
         segments = tuple(split_tokens(branches[-1].token_ids, branches[-1].sampled_mask, record.completions))
         return Trajectory(segments, float(episode.traces[0].reward), {"branches": float(len(branches))})
 
-    def context_bound(self, max_tokens: int) -> int:
+    def context_bound(self, max_tokens: int, prompt_tokens: int | None = None) -> int:
         """`max_context`, which counts completions too."""
-        return max(self.args.max_context, max_tokens)
+        return max(self.args.max_context, max_tokens + (prompt_tokens or 0))
 
 
 @dataclass

@@ -89,17 +89,14 @@ def plan_precision(
     ignored: dict[str, str] = {}
     if wire != "bf16":
         layers = config.get("num_hidden_layers", 0)
-        for spec in linears:
-            reason = _reason(spec, named, scope, first_last_layers_bf16, layers)
-            if reason:
-                ignored[spec.module] = reason
-        ignored.setdefault(LM_HEAD, NEVER["lm_head"] + " (it is tied to the embedding)")
+        reasons = {spec.module: _reason(spec, named, scope, first_last_layers_bf16, layers) for spec in linears}
+        ignored = {LM_HEAD: NEVER["lm_head"] + " (it is tied to the embedding)"}
+        ignored |= {module: reason for module, reason in reasons.items() if reason}
         ranks = {"routed_expert": 1 if expert_parallel > 1 else tensor_parallel}
         for members in _products(linears):
             fault = floor_fault(members, ranks.get(members[0].kind, tensor_parallel), wire, floor or FLOORS[wire])
-            if fault:
-                for module in fused.get(members[0].fused, (members[0].module,)):
-                    ignored.setdefault(module, fault)
+            for module in fused.get(members[0].fused, (members[0].module,)) if fault else ():
+                ignored.setdefault(module, fault)
     quantized = sorted(s.module for s in linears if wire != "bf16" and s.module not in ignored)
     return PrecisionPlan(family.name, wire, specs, tuple(quantized), dict(sorted(ignored.items())), fused)
 
