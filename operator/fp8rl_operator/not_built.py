@@ -67,10 +67,6 @@ def other_generator(spec: JobSpec) -> bool:
     return builtin is not None and builtin.name != spec.rollout.environment.id
 
 
-ONE_STEP = (
-    "a batch is one optimizer step, taken from the policy that the ratio compares with: it is 1 and never clipped"
-)
-
 NOT_BUILT: tuple[Line, ...] = (
     Line("spec.trainer.backend", ("torch",), "the trainer of this release is backend torch", "set backend: torch"),
     Line(
@@ -106,6 +102,12 @@ NOT_BUILT: tuple[Line, ...] = (
         "set castBackend: auto, or torch",
     ),
     Line(
+        "spec.inference.parallelism.expert",
+        (1,),
+        "every rank of an engine would receive all experts, not its own",
+        "set expert: 1; with tensor above 1 the experts are split by columns",
+    ),
+    Line(
         "spec.topology.numa",
         ("preferred", "none"),
         "no rank of this release binds itself to a NUMA node",
@@ -118,8 +120,6 @@ NOT_BUILT: tuple[Line, ...] = (
         " ratio would be off by the nucleus' mass",
         'remove it, or set topP: "1"',
     ),
-    Line("spec.rollout.loss.grpoClipLow", (0.2,), ONE_STEP, "remove it, or use loss dppo, which masks", uses_grpo),
-    Line("spec.rollout.loss.grpoClipHigh", (0.2,), ONE_STEP, "remove it, or use loss dppo, which masks", uses_grpo),
     Line(
         "spec.rollout.loss.advTau", (1.0,), "loss grpo has no such factor", "remove it, or use ipo or dppo", uses_grpo
     ),
