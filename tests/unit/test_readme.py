@@ -50,8 +50,10 @@ def expected_figures():
         f"| mismatch KL of the `blockwise` wire over that of `bf16` | {mismatch['blockwise_to_bf16']:.2f} |",
         f"| mismatch KL, largest step, `channel` wire | {wires['channel']['mismatch_kl_max']:.1e} |",
         f"| bytes on the wire, `blockwise` over `bf16` | {wires['blockwise']['wire_bytes'] / wires['bf16']['wire_bytes']:.2f} |",
-        f"| the same manifest on one H200, shared by all | {card['reward_first']:.2f} to {card['reward_last']:.2f}"
-        f" in {card['wall_seconds']:.0f} s |",
+        (
+            f"| the same manifest on one H200, shared by all | {card['reward_first']:.2f} to {card['reward_last']:.2f}"
+            f" in {card['wall_seconds']:.0f} s |"
+        ),
         f"| memory of `fp8rl run` and orchestrator, without vLLM and trainer | {overhead['memory']['running']['pss_mb']:.0f} MB (PSS) |",
     ]
 
