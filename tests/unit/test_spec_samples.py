@@ -44,9 +44,3 @@ def test_two_gpus_trains_with_megatron_on_one_h200_and_serves_on_another():
     assert (spec.trainer.backend, spec.trainer.gpus_per_replica, spec.inference.gpus_per_replica) == ("megatron", 1, 1)
     assert spec.topology.gpu_product == ("NVIDIA-H200",)
     assert (spec.precision.recipe, spec.precision.wire) == ("auto", "auto")
-
-
-def test_arithmetic_serves_the_channel_format():
-    spec = sample("arithmetic").spec
-    assert (spec.precision.recipe, spec.precision.wire, spec.precision.allow_mismatch) == ("blockwise", "channel", True)
-    assert spec.rollout.environment.id == "arithmetic"
