@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fp8rl_workers.errors import InvalidModelError, NonFiniteError
@@ -163,6 +163,7 @@ def test_a_vector_cannot_be_quantized(wire):
     exponent=st.integers(-20, 5),
     seed=st.integers(0, 1000),
 )
+@example(wire="channel", scale_format="fp32", rows=25, groups=5, odd=26, exponent=0, seed=44)  # rounds twice near 0
 def test_round_trip_is_within_half_a_step_of_the_scale(wire, scale_format, rows, groups, odd, exponent, seed):
     columns = 32 * groups + (0 if wire == "mxfp8" else odd)
     x = weight(rows, columns, seed=seed, std=2.0**exponent)
@@ -170,8 +171,9 @@ def test_round_trip_is_within_half_a_step_of_the_scale(wire, scale_format, rows,
     back = dequantize(parts, wire).to(torch.float32)
     original = x.to(torch.float32)
     scale = scale_of_each_element(parts, wire, rows, columns)
-    # e4m3: half a step is 2^-4 relative, 2^-10 * scale below 2^-6; BF16 roundings of the product (and channel's scale) add 2^-7.
-    bound = torch.maximum(original.abs() * (2.0**-4 + 2.0**-7), scale * (2.0**-10 + 2.0**-16))
+    # e4m3: half a step is 2^-4 relative, 2^-10 * scale below 2^-6. BF16 roundings, of channel's scale and quotient and of the
+    # product, add 2^-7 relative; below 2^-6 the quotient's and the product's are 2^-9 of 2^-6 each: 2^-14 * scale.
+    bound = torch.maximum(original.abs() * (2.0**-4 + 2.0**-7), scale * (2.0**-10 + 2.0**-14))
     assert ((back - original).abs() <= bound).all()
 
 
