@@ -136,7 +136,6 @@ def test_the_samples_for_cpus_run_and_the_one_for_two_gpus_is_a_valid_job_that_w
         assert job is not None, faults
         found[path.stem] = [fault.path for fault in not_built(job, "machine")]
     assert found == {
-        "arithmetic": [],
         "reverse-text": [],
         "two-gpus": ["spec.trainer.backend", "spec.trainer.offload", "spec.weightSync.transport"],
     }
