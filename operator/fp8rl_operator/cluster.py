@@ -1,30 +1,24 @@
-"""The seam between decisions and a world: what the reconcile asks of a cluster. Adapters: one machine (`local`).
+"""The seam between decisions and a world: what the reconcile asks of a cluster. Adapters: one machine (`local`), the API of Kubernetes (`kube`).
 
 An adapter raises `ClusterError` when the world cannot be read; what single objects failed with stands in `Outcome`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fp8rl_operator.observed import Observed
 from fp8rl_operator.plan import Plan
+from fp8rl_operator.plan_types import Outcome
 from fp8rl_operator.spec import FP8RLJob
+
+__all__ = ["Cluster", "ClusterError", "Object", "Outcome"]
 
 Object = dict[str, Any]
 
 
 class ClusterError(Exception):
     """Raised when a cluster cannot be read or written at all; the pass is tried again later."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What an apply did. `failed`: `Kind/name` to the cluster's own words."""
-
-    changed: tuple[str, ...] = ()
-    failed: tuple[tuple[str, str], ...] = ()
 
 
 class Cluster(Protocol):

@@ -31,16 +31,46 @@ class PodState:
     exit_code: int | None = None
     reason: str = ""
     message: str = ""
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A pod that a node's kubelet refused to admit: UnexpectedAdmissionError, TopologyAffinityError and their like."""
+
+    uid: str
+    role: str
+    node: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What the cluster says of a workload or of a claim that keeps a role from its pods, in the cluster's own words."""
+
+    role: str
+    reason: str
+    message: str
+
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Pods, and what orchestrator and trainer answered (None: no answer). `token`: the job's control token, once made."""
+    """Pods, and what orchestrator and trainer answered (None: no answer). `token`: the job's control token, once made.
+
+    `refusals`: pods that kubelets refused since the last pass that wrote a status, also those that are gone again.
+    `troubles`: quotas, claims that do not bind, volumes that do not mount. `blocked`: what a person must put right before
+    any pod is made (a claim that is missing or cannot serve all pods, a storage class that does not exist).
+    """
 
     pods: tuple[PodState, ...] = ()
     orchestrator: OrchestratorStatus | None = None
     trainer: TrainerState | None = None
     token: str | None = None
+    refusals: tuple[Refusal, ...] = ()
+    troubles: tuple[Trouble, ...] = ()
+    blocked: Trouble | None = None
 
     def of_role(self, role: str, attempt: int) -> tuple[PodState, ...]:
         """Pods of a role in an attempt that are not being deleted, by name."""

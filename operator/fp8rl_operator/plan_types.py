@@ -35,6 +35,18 @@ class Loss:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """What an apply did. `failed`: `Kind/name` to the cluster's own words.
+
+    `clashes`: `Kind/name` of objects that have a child's name and are not the job's: they were not touched.
+    """
+
+    changed: tuple[str, ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()
+    clashes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Plan:
     """One step of a job. Times in Unix seconds.
 
