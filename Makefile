@@ -1,23 +1,41 @@
-# fp8rl. `make demo` and `make test` need Python 3.11 to 3.13 and nothing else set up.
+# fp8rl. `make demo` and `make test` need Python 3.11 to 3.13 and nothing else set up; with Go 1.26, `make test` tests more.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # The demo's requirements: vLLM for GPUs where there is one, else its build for CPUs.
 ROLE ?= $(if $(shell command -v nvidia-smi),gpu,cpu)
 
-.PHONY: help demo test check lint format generate requirements clean
+.PHONY: help demo test e2e chaos check cluster cluster-down images lint format generate requirements clean
 .DEFAULT_GOAL := help
 
 help: ## Show this help
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: $(VENV)/.$(ROLE) ## Train a small model on one machine, with real parts; ends with plots
 	$(BIN)/fp8rl run deploy/samples/reverse-text.yaml --out runs/reverse-text --fresh
 
-test: $(VENV)/.dev ## Run every test that needs no cluster and no GPU
+test: $(VENV)/.dev ## Run every test that needs no nodes and no GPU: unit, process, API (with Go 1.26; the first time builds Kubernetes)
+	@$(BIN)/python tests/cluster build >/dev/null || echo "tests/api is left out" >&2
 	$(BIN)/python -m pytest -q -m "not gpu and not e2e"
 
-check: lint test ## All that CI checks
+e2e: $(VENV)/.dev ## Run the tests on real nodes: kubelets, containerd, built images (root, Linux)
+	$(BIN)/python tests/cluster images
+	$(BIN)/python -m pytest -q -m "e2e and not chaos" tests/e2e
+
+chaos: $(VENV)/.dev ## Kill parts of a real cluster for a long time while jobs run in it
+	$(BIN)/python tests/cluster images
+	$(BIN)/python -m pytest -q -s -m chaos --timeout 0 tests/e2e
+
+check: lint test e2e ## All that CI checks
+
+cluster: $(VENV)/.dev ## Start a cluster to try things in (NODES=2 GPUS=8 NUMA='0;1' ...: tests/cluster/README.md)
+	@FP8RL=1 $(BIN)/python tests/cluster up
+
+cluster-down: $(VENV)/.dev ## Take it down
+	@$(BIN)/python tests/cluster down
+
+images: $(VENV)/.dev ## Build the images that the tests on real nodes run
+	$(BIN)/python tests/cluster images
 
 lint: $(VENV)/.dev ## Linters, types, import contracts, generated files
 	$(BIN)/ruff check

@@ -1,4 +1,4 @@
-"""Makes `builders` and `failure_cases` importable from every folder of tests; CI tries the same examples at every run."""
+"""Makes the kits beside this file and `testcluster` importable from every folder of tests; CI tries the same examples at every run."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import hypothesis
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "cluster")]
 
 hypothesis.settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):

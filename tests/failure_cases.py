@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Strike = Literal["kill", "delete", "says", "none"]
+Strike = Literal["kill", "delete", "says", "edit", "none"]
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,18 @@ class Expected:
 
 @dataclass(frozen=True)
 class Case:
-    """`kill`: SIGKILL of the role's process; `delete`: its pod goes; `says`: it reports phase failed with `word`."""
+    """`kill`: SIGKILL of the role's process; `delete`: its pod goes; `says`: it reports phase failed with `word`.
+
+    `edit`: somebody edits the spec of the running job, `change` is merged over it. `engines`: how many there are afterwards.
+    """
 
     name: str
     strike: Strike
     role: str = ""
     word: str = ""
     spec: dict[str, Any] = field(default_factory=dict)
+    change: dict[str, Any] = field(default_factory=dict)
+    engines: int = 2
     expected: Expected = Expected()
 
 
@@ -125,6 +130,50 @@ CASES = (
         "TrainerOutOfMemory",
         spec=policy(),
         expected=Expected(1, 1, "TrainerOutOfMemory", RUNNING, TRAINER),
+    ),
+    Case(
+        "a deleted orchestrator pod is replaced and costs nothing",
+        "delete",
+        "orchestrator",
+        spec=policy(),
+        expected=Expected(conditions=RUNNING, new_pods=frozenset({"orchestrator"})),
+    ),
+    Case(
+        "an edit of the trainer restarts the trainer and costs nothing",
+        "edit",
+        spec=policy(),
+        change={"trainer": {"recompileLimit": 65}},
+        expected=Expected(1, 0, None, RUNNING, TRAINER),
+    ),
+    Case(
+        "an edit of the rollouts restarts the whole job and costs nothing",
+        "edit",
+        spec=policy(),
+        change={"rollout": {"maxTokens": 9}},
+        expected=Expected(1, 0, None, RUNNING, ALL),
+    ),
+    Case(
+        "an edit of what changes in place restarts nobody",
+        "edit",
+        spec=policy(),
+        change=policy(maxRestarts=9) | {"stallDeadlineSeconds": 901},
+        expected=Expected(conditions=RUNNING),
+    ),
+    Case(
+        "one engine more joins",
+        "edit",
+        spec=policy(replicaLoss="restart"),
+        change={"inference": {"replicas": 3}},
+        engines=3,
+        expected=Expected(conditions=RUNNING, new_pods=frozenset({"inference"})),
+    ),
+    Case(
+        "one engine fewer is no loss",
+        "edit",
+        spec=policy(replicaLoss="restart"),
+        change={"inference": {"replicas": 1}},
+        engines=1,
+        expected=Expected(conditions=RUNNING),
     ),
     Case("nothing broken, nothing changes", "none", spec=policy(), expected=Expected(conditions=RUNNING)),
 )

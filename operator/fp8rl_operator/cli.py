@@ -1,6 +1,7 @@
 """The command line: `fp8rl run | validate | render | status | report`. Heavy modules are imported by the command that needs them.
 
-Exit codes: 0 done, 1 the job or a file is wrong or the run failed, 2 usage, 130 interrupted.
+Exit codes: 0 done, 1 the job or a file is wrong or the run failed, 2 usage, 130 interrupted. `status` ends with 0 whenever it can
+show the job, whatever the job's state, and with 1 when it cannot: no such job, no cluster, no permission.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ABOUT = "Reinforcement learning of language models, disaggregated and in FP8."
 
@@ -36,12 +38,21 @@ def make_parser() -> argparse.ArgumentParser:
     validate.add_argument("file", type=Path, metavar="FILE")
     render = commands.add_parser("render", help="print the Kubernetes objects of a job")
     render.add_argument("file", type=Path, metavar="FILE")
-    status = commands.add_parser("status", help="show the state of a run")
-    status.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    add_status(commands)
     report = commands.add_parser("report", help="rebuild summary and plots of a run")
     report.add_argument("run", type=Path, metavar="RUN", help="run folder")
     report.add_argument("--json", action="store_true", help="print summary.json only")
     return parser
+
+
+def add_status(commands: Any) -> None:
+    """`fp8rl status`; its flags are kubectl's."""
+    status = commands.add_parser("status", help="show the state of a job in a cluster, or of a run on this machine")
+    status.add_argument("job", metavar="JOB|RUN", help="name of an FP8RLJob, or a run folder (a path)")
+    status.add_argument("-n", "--namespace", metavar="NAME", help="namespace of the job (default: the context's)")
+    status.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: its current one)")
+    status.add_argument("--kubeconfig", type=Path, metavar="FILE", help="default: $KUBECONFIG, then ~/.kube/config")
+    status.add_argument("-o", "--output", choices=["json", "yaml"], help="print the object instead of its story")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

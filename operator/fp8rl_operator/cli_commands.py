@@ -101,7 +101,7 @@ def status_command(arguments: argparse.Namespace) -> int:
     """`fp8rl status`."""
     from fp8rl_operator.cli_status import status_text
 
-    sys.stdout.write(status_text(arguments.run))
+    sys.stdout.write(status_text(arguments))
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import aiohttp
@@ -25,27 +26,46 @@ TIMEOUT_SECONDS = 2.0
 RecordT = TypeVar("RecordT", bound=Record)
 
 
+@dataclass(frozen=True)
+class Sent:
+    """The group that an orchestrator's process took. `key`: pod, restarts and members."""
+
+    key: tuple[str, int, str]
+    attempt: int
+    generation: int
+
+
 class ControlClient:
-    """Calls with the job's bearer token. Remembers which group each orchestrator process has."""
+    """Calls with the jobs' bearer tokens, any number at once. Remembers which group each job's orchestrator process has."""
 
     def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._session: aiohttp.ClientSession | None = None
-        self._sent: tuple[str, int, str] | None = None
+        self._sent: dict[str, Sent] = {}
 
     def session(self) -> aiohttp.ClientSession:
         """The one session, made on first use inside the running loop."""
         if self._session is None or self._session.closed:
-            self._session = aiohttp.ClientSession(timeout=self._timeout, trust_env=False)
+            connector = aiohttp.TCPConnector(limit=0)  # a thousand silent pods must not keep one another waiting
+            self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, trust_env=False)
         return self._session
 
     async def read(self, pods: Iterable[PodState], token: str) -> tuple[TrainerState | None, OrchestratorStatus | None]:
         """State of the newest trainer's first pod and status of the newest orchestrator."""
         found = list(pods)
-        return await asyncio.gather(
+        trainer, orchestrator = await asyncio.gather(
             self.get(first(found, names.TRAINER), TRAINER_PORT, "/v1/state", token, TrainerState),
             self.get(first(found, names.ORCHESTRATOR), ORCHESTRATOR_PORT, "/v1/status", token, OrchestratorStatus),
         )
+        if orchestrator is not None:
+            self.heard(orchestrator)
+        return trainer, orchestrator
+
+    def heard(self, status: OrchestratorStatus) -> None:
+        """An orchestrator that holds another document than the one that it took is given it anew."""
+        sent = self._sent.get(status.job_uid)
+        if sent is not None and (sent.attempt, sent.generation) != (status.group_attempt, status.group_generation):
+            del self._sent[status.job_uid]
 
     async def get(self, pod: PodState | None, port: int, path: str, token: str, model: type[RecordT]) -> RecordT | None:
         """One record of a pod, None without an answer."""
@@ -68,9 +88,9 @@ class ControlClient:
         pod = first(list(pods), names.ORCHESTRATOR)
         if pod is None:
             return False
-        members = group.model_dump_json(exclude={"generation"})
-        key = (pod.uid, pod.restarts, members)
-        if key == self._sent:
+        key = (pod.uid, pod.restarts, group.model_dump_json(exclude={"generation"}))
+        sent = self._sent.get(group.job_uid)
+        if sent is not None and sent.key == key:
             return True
         url = url_of(pod, ORCHESTRATOR_PORT, "/v1/group")
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
@@ -81,8 +101,12 @@ class ControlClient:
                     return False
         except (TimeoutError, OSError, aiohttp.ClientError):
             return False
-        self._sent = key
+        self._sent[group.job_uid] = Sent(key, group.attempt, group.generation)
         return True
+
+    def forget(self, job_uid: str) -> None:
+        """The job is gone."""
+        self._sent.pop(job_uid, None)
 
     async def close(self) -> None:
         """Close the connections."""

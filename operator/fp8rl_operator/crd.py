@@ -27,34 +27,38 @@ HEADER = (
     "# Generated from operator/fp8rl_operator/spec by `python -m fp8rl_operator.crd --write`. Not edited by hand.\n"
 )
 KEPT = ("enum", "minLength", "maxLength", "pattern", "format", "minItems", "maxItems", "maxProperties")
-BOUNDS = (("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<"))
+BOUNDS = (
+    (("minimum", "ge"), ">="),
+    (("exclusiveMinimum", "gt"), ">"),
+    (("maximum", "le"), "<="),
+    (("exclusiveMaximum", "lt"), "<"),
+)
+"""Bounds by the names of JSON schema, and those that pydantic writes for an optional decimal, to CEL's sign."""
 READY = f'.status.conditions[?(@.type=="{names.READY}")]'
+
+
+def column(name: str, path: str, description: str, *, kind: str = "string", wide: bool = False) -> Schema:
+    """A printer column; a wide one is for `kubectl get -o wide`."""
+    shown: Schema = {"name": name, "type": kind, "jsonPath": path, "description": description}
+    return shown | {"priority": 1} if wide else shown
+
+
 COLUMNS: list[Schema] = [
-    {"name": "Ready", "type": "string", "jsonPath": f"{READY}.status", "description": "Status of condition Ready."},
-    {"name": "Reason", "type": "string", "jsonPath": f"{READY}.reason", "description": "Reason of condition Ready."},
-    {"name": "Step", "type": "integer", "jsonPath": ".status.step", "description": "Last finished optimizer step."},
-    {"name": "Steps", "type": "integer", "jsonPath": ".spec.rollout.steps", "description": "Steps of the whole job."},
-    {"name": "Version", "type": "integer", "jsonPath": ".status.version", "description": "Newest committed weights."},
-    {
-        "name": "Attempt",
-        "type": "integer",
-        "jsonPath": ".status.attempt",
-        "description": "Restarts of the job.",
-        "priority": 1,
-    },
-    {
-        "name": "Wire",
-        "type": "string",
-        "jsonPath": ".status.precision.wire",
-        "description": "Format served.",
-        "priority": 1,
-    },
-    {
-        "name": "Age",
-        "type": "date",
-        "jsonPath": ".metadata.creationTimestamp",
-        "description": "Time since its creation.",
-    },
+    column("State", f"{READY}.reason", "Reason of condition Ready: Running, WaitingForPods, StepsDone and so on."),
+    column("Step", ".status.step", "Last finished optimizer step.", kind="integer"),
+    column("Steps", ".spec.rollout.steps", "Steps of the whole job.", kind="integer"),
+    column("Version", ".status.version", "Newest committed weights.", kind="integer"),
+    column("Engines", ".status.engines", "Engines that serve a committed version, of those that shall."),
+    column("Reward", ".status.reward.mean", "Mean reward of the newest step."),
+    column("KL", ".status.mismatch.kl", "Mismatch KL of the newest step."),
+    column("Age", ".metadata.creationTimestamp", "Time since its creation.", kind="date"),
+    column("Held-out", ".status.reward.heldOut", "Mean reward of the newest evaluation.", wide=True),
+    column("Wire", ".status.precision.wire", "Format served.", wide=True),
+    column("Attempt", ".status.attempt", "Number of the trainer's current start.", kind="integer", wide=True),
+    column("Restarts", ".status.restarts", "Attempts that failures have cost.", kind="integer", wide=True),
+    column("Epoch", ".status.weightSyncGroup.epoch", "Membership of the weight-sync group.", kind="integer", wide=True),
+    column("Off-policy", ".status.offPolicy.max", "Age of the oldest sample, in steps.", kind="integer", wide=True),
+    column("Message", f"{READY}.message", "What is going on, or what the job waits for.", wide=True),
 ]
 
 
@@ -159,7 +163,7 @@ def _resolved(source: Schema, definitions: dict[str, Schema]) -> Schema:
 
 def _decimal(source: Schema) -> Schema:
     node: Schema = {"type": "string", "maxLength": DECIMAL_MAX_LENGTH, "pattern": DECIMAL_PATTERN}
-    bounds = [(sign, float(source[key])) for key, sign in BOUNDS if key in source]
+    bounds = [(sign, float(source[key])) for keys, sign in BOUNDS for key in keys if key in source]
     if bounds:
         words = " and ".join(f"{sign} {bound:.12g}" for sign, bound in bounds)
         rule = " && ".join(f"double(self) {sign} {_cel_double(bound)}" for sign, bound in bounds)
@@ -181,11 +185,27 @@ def _object(source: Schema, definitions: dict[str, Schema]) -> Schema:
             for name, item in source["properties"].items()
         }
         return node | {"required": sorted(required)} if required else node
-    items = source.get("additionalProperties", True)
     node |= {"maxProperties": source["maxProperties"]} if "maxProperties" in source else {}
+    if "patternProperties" in source:
+        return node | _keyed(source, definitions)
+    items = source.get("additionalProperties", True)
     if isinstance(items, dict):
         return node | {"additionalProperties": _node(items, definitions)}
     return node | {"x-kubernetes-preserve-unknown-fields": True}
+
+
+def _keyed(source: Schema, definitions: dict[str, Schema]) -> Schema:
+    """A map whose keys have a form: a structural schema knows no such thing, so CEL says it."""
+    ((pattern, items),) = source["patternProperties"].items()
+    longest = source.get("propertyNames", {}).get("maxLength")
+    bound = f"size(k) <= {longest} && " if longest else ""
+    words = f"keys must match {pattern}" + (f" and have at most {longest} characters" if longest else "")
+    rule = {"rule": f"self.all(k, {bound}k.matches({_cel_string(pattern)}))", "message": words}
+    return {"additionalProperties": _node(items, definitions), "x-kubernetes-validations": [rule]}
+
+
+def _cel_string(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _filled(node: Schema, *, given: bool) -> Schema:
@@ -215,7 +235,7 @@ def _attach(root: Schema, cel: Cel) -> None:
     parts, below = [part for part in cel.at.split(".") if part], ""
     while _schema_at(root, parts).get("default") == {}:
         below = f".{parts.pop()}{below}"
-    rule, expression = (re.sub(r"\bself\b", f"self{below}", text) for text in (cel.rule, cel.expression))
+    rule, expression = (re.sub(r"\b(self|oldSelf)\b", rf"\1{below}", text) for text in (cel.rule, cel.expression))
     validation = {"rule": rule, "message": cel.message}
     validation |= {"messageExpression": expression} if expression else {}
     validation |= {"fieldPath": below} if below else {}

@@ -10,8 +10,9 @@ from typing import Any
 
 from fp8rl_operator.crd import build_schema, console
 from fp8rl_operator.names import CONDITIONS, MAX_JOB_NAME
+from fp8rl_operator.plan_revisions import IN_PLACE
 from fp8rl_operator.spec.base import DECIMAL_PATTERN
-from fp8rl_operator.spec.checks import CHECKS
+from fp8rl_operator.spec.checks import CHECKS, TRANSITIONS
 
 Schema = dict[str, Any]
 PATH = Path(__file__).resolve().parents[2] / "docs" / "fp8rljob.md"
@@ -33,7 +34,8 @@ HEAD = f"""\
 def render() -> str:
     """The page `docs/fp8rljob.md`."""
     schema = build_schema()["properties"]
-    parts = [HEAD, *_section("spec", schema["spec"]), *_rules(), *_section("status", schema["status"]), *_conditions()]
+    spec, status = (list(_section(part, schema[part])) for part in ("spec", "status"))
+    parts = [HEAD, *spec, *_rules(), *_changes(), *status, *_conditions()]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -65,8 +67,22 @@ def _rules() -> Iterator[str]:
     for check in CHECKS:
         reads = ", ".join(f"`{path.removeprefix('spec.')}`" for path in check.reads)
         left = f"not {check.beyond_cel}" if check.beyond_cel else ""
-        cel = ("yes; " + left if left else "yes") if check.cel else left
+        said = "yes" if check.cel else check.by_schema and f"yes ({check.by_schema})"
+        cel = "; ".join(filter(None, (said, left)))
         yield f"| {check.name.replace('_', ' ')} | {_cell(check.find.__doc__ or '')} | {reads} | {_cell(cel)} |"
+    yield ""
+
+
+def _changes() -> Iterator[str]:
+    """What a change of a stored job does."""
+    yield "## Changes of a stored job\n"
+    yield f"- In place, no pod restarts: {', '.join(f'`{field}`' for field in sorted(IN_PLACE - {'managedBy'}))}."
+    yield "- `trainer`, but for what is immutable: a new attempt of the trainer, from its last checkpoint."
+    yield "- Everything else: a new attempt of the whole job. Neither costs a restart of `failurePolicy.maxRestarts`.\n"
+    yield "The API server refuses a change of what is immutable:\n"
+    yield "| refusal |"
+    yield "| --- |"
+    yield from (f"| {_cell(rule.message)} |" for rule in TRANSITIONS)
     yield ""
 
 

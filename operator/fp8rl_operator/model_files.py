@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fp8rl_operator.errors import Fault
+from fp8rl_operator.model_weights import count_parameters
 from fp8rl_operator.spec import FP8RLJob
+from fp8rl_operator.spec.checks.resources import state_faults
 
+PARAMETER_TOLERANCE = 0.05
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -51,6 +54,7 @@ def _model_faults(job: FP8RLJob, path: str, folder: Path) -> Iterator[Fault]:
         yield Fault(path, str(folder / "config.json"), config, "copy the model's config.json there")
         return
     yield from _config_faults(job, path, config)
+    yield from _memory_faults(job, folder, config)
     yield from _tokenizer_faults(path, folder, config)
 
 
@@ -79,6 +83,22 @@ def _config_faults(job: FP8RLJob, path: str, config: dict[str, Any]) -> Iterator
             completion,
             f"leaves {context - completion} tokens of the model's context {context} for a prompt",
             f"set maxTokens below {context}",
+        )
+
+
+def _memory_faults(job: FP8RLJob, folder: Path, config: dict[str, Any]) -> Iterator[Fault]:
+    """The trainer's memory against the parameters that the files hold, and model.parameters against them too."""
+    counted, told = count_parameters(folder, config), job.spec.model.parameters
+    if counted is None:
+        return
+    if told is None:
+        yield from state_faults(job, counted)
+    elif abs(told - counted) > PARAMETER_TOLERANCE * counted:
+        yield Fault(
+            "spec.model.parameters",
+            told,
+            f"is not what the files in {folder} hold, {counted} parameters: the trainer's memory request would be wrong",
+            f"write {counted}",
         )
 
 

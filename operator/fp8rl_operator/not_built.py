@@ -41,8 +41,12 @@ class Line:
     @property
     def words(self) -> str:
         """The reason; of a refusal also where it holds."""
-        where = "not built in this release, neither for one machine nor for a cluster: "
-        return f"{where if self.level == 'error' else ''}{self.reason}"
+        places = {
+            "anywhere": ", neither for one machine nor for a cluster",
+            "machine": " for one machine",
+            "cluster": " for a cluster",
+        }
+        return f"not built in this release{places[self.world]}: {self.reason}" if self.level == "error" else self.reason
 
 
 def without_file(spec: JobSpec) -> bool:
@@ -110,8 +114,19 @@ NOT_BUILT: tuple[Line, ...] = (
     Line(
         "spec.topology.numa",
         ("preferred", "none"),
-        "no rank of this release binds itself to a NUMA node",
+        "one machine has no kubelet that would align a process, and no rank of this release binds itself to a NUMA node",
         "set numa: preferred, or none",
+        world="machine",
+    ),
+    Line(
+        "spec.topology.numa",
+        ("preferred", "none"),
+        "the kubelet aligns the pod as a whole, and no rank of this release binds itself: ranks of an engine whose GPUs lie on"
+        " two NUMA nodes share the CPUs of both",
+        "keep an engine's GPUs within one NUMA node (topologyManagerPolicy: single-numa-node), or ignore this",
+        lambda spec: spec.inference.gpus_per_replica > 1,
+        level="warning",
+        world="cluster",
     ),
     Line(
         "spec.rollout.topP",

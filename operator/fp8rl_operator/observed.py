@@ -15,7 +15,9 @@ class PodState:
     """One pod of the job. `exit_code`, `reason` and `message` are those of the container that ended or waits.
 
     `starting` is true until its init containers are done; until then `restarts` counts their restarts, then those of its
-    containers.
+    containers. `gone_by`: when its grace period ends, in Unix seconds, of a pod that is being deleted
+    (metadata.deletionTimestamp). `unreachable`: its node has lost touch (Ready is False although all containers are ready and
+    no readiness gate says so: only the node controller writes that).
     """
 
     name: str
@@ -32,6 +34,8 @@ class PodState:
     reason: str = ""
     message: str = ""
     node: str = ""
+    gone_by: float | None = None
+    unreachable: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,6 @@ class Trouble:
     role: str
     reason: str
     message: str
-
 
 
 @dataclass(frozen=True)

@@ -1,110 +1,104 @@
 """What to do next, as a pure function: (job with its status, Observed, now) -> Plan.
 
 The order of the questions, each a function below: is the job ours, has it ended, is it suspended, has a role said that
-it is over, has a deadline passed, is a pod lost that the group cannot do without, and else who may belong to the
-weight-sync group. What must outlive the operator stands in the job's status (`plan_memory`). Times are Unix seconds.
+it is over, has a deadline passed, has the spec changed, is a pod lost that the group cannot do without, and else who may belong
+to the weight-sync group. What must outlive the operator stands in the job's status (`plan_memory`). Times are Unix seconds.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from fp8rl_operator import names
-from fp8rl_operator.last_words import cause
-from fp8rl_operator.observed import Observed, PodState
-from fp8rl_operator.plan_losses import OF_TRAINER, find_loss, restartable
+from fp8rl_operator.observed import Observed
+from fp8rl_operator.plan_ending import IDLE_SECONDS, finished, past_deadline, said_by_roles, said_complete
+from fp8rl_operator.plan_group import group_document
+from fp8rl_operator.plan_losses import OF_TRAINER, find_loss
 from fp8rl_operator.plan_memory import Memory
-from fp8rl_operator.plan_types import Loss, Plan, Verdict, Waiting
+from fp8rl_operator.plan_refusals import avoided_by_engines, count_refusals, most_pods
+from fp8rl_operator.plan_revisions import change_text, changed, of_trainer
+from fp8rl_operator.plan_types import Loss, Plan, Refusals, Verdict, Waiting
+from fp8rl_operator.plan_waiting import last_progress, stalled, waited_for, wanted_pods
 from fp8rl_operator.spec import FP8RLJob
-from fp8rl_workers.protocol import GroupDocument, GroupMember, OrchestratorStatus
 
-__all__ = ["Memory", "Plan", "Verdict", "Waiting", "compute_plan"]
+__all__ = ["Memory", "Plan", "Verdict", "Waiting", "compute_plan", "wanted_pods"]
 
 RESYNC_SECONDS = 15.0
 MAX_BACKOFF_SECONDS = 3600
+FORCED_AFTER_SECONDS = 30.0
 
 
 def compute_plan(job: FP8RLJob, seen: Observed, now: float) -> Plan:
     """The next step of a job. `now` in Unix seconds."""
     memory = Memory.read(job.status, now)
-    base = Plan(memory.attempt, memory.fleet_attempt, memory.restarts, memory.attempt_time)
+    base = Plan(
+        memory.attempt,
+        memory.fleet_attempt,
+        memory.restarts,
+        memory.attempt_time,
+        refusals=memory.refusals,
+        suspended_seconds=memory.suspended_seconds,
+    )
     if job.spec.managed_by != names.MANAGED_BY:
         return replace(base, hands_off=True)
+    plan = decide(job, memory, base, seen, now)
+    avoid = avoided_by_engines(memory, seen, plan.refusals, plan.fleet_attempt)
+    forced, pause = held_by_dead_nodes(seen, now)
+    return replace(
+        plan,
+        refusals=replace(plan.refusals, engines_avoid=avoid),
+        force_pods=forced,
+        requeue_after=min(plan.requeue_after, pause),
+    )
+
+
+def decide(job: FP8RLJob, memory: Memory, base: Plan, seen: Observed, now: float) -> Plan:
+    """The questions in their order."""
     if memory.verdict is not None:
         return finished(job, memory, base, now)
-    if job.spec.suspend or memory.suspended:
-        return replace(base, suspended=True) if job.spec.suspend else after_suspension(memory, base, now)
-    verdict = said_by_roles(memory, seen) or past_deadline(job, memory, seen, now)
+    if job.spec.suspend and (done := said_complete(memory, seen)) is None:
+        return replace(base, suspended=True, requeue_after=IDLE_SECONDS)
+    if memory.suspended and not job.spec.suspend:
+        return after_suspension(memory, base, now)
+    verdict = done if job.spec.suspend else said_by_roles(memory, seen) or past_deadline(job, memory, seen, now)
     if verdict is not None:
         return replace(base, verdict=verdict, running=job.spec.cleanup_policy == "keepPods")
+    if fields := changed(memory.applied, job):
+        return after_change(job, memory, base, fields, now)
     loss = find_loss(job, memory, seen)
     return go_on(job, memory, base, seen, now) if loss is None else after_loss(job, memory, base, loss, now)
 
 
 def after_suspension(memory: Memory, base: Plan, now: float) -> Plan:
-    """A new attempt, which costs nothing of the restart budget."""
-    attempt = memory.attempt + 1
-    return replace(base, attempt=attempt, fleet_attempt=attempt, attempt_time=now, running=True, resumed=True)
-
-
-def finished(job: FP8RLJob, memory: Memory, base: Plan, now: float) -> Plan:
-    """A job that has ended stays so; its pods and, after the TTL, the job itself are cleaned up."""
-    ttl = job.spec.ttl_seconds_after_finished
-    ended = memory.completion_time if memory.completion_time is not None else now
-    due = None if ttl is None else ended + ttl
+    """A new attempt, which costs nothing of the restart budget; nodes that refused get another chance."""
+    attempt = memory.attempt + memory.started
     return replace(
         base,
-        verdict=memory.verdict,
-        running=job.spec.cleanup_policy == "keepPods",
-        delete_job=due is not None and now >= due,
-        requeue_after=RESYNC_SECONDS if due is None else max(0.0, due - now),
+        attempt=attempt,
+        fleet_attempt=attempt,
+        attempt_time=now,
+        running=True,
+        resumed=True,
+        refusals=Refusals(uids=memory.refusals.uids),
     )
 
 
-def said_by_roles(memory: Memory, seen: Observed) -> Verdict | None:
-    """The end of the job by the word of its orchestrator, or its failure by the trainer's. Words of old attempts are ignored."""
-    orchestrator, trainer = seen.orchestrator, seen.trainer
-    if orchestrator is not None and orchestrator.attempt == memory.attempt:
-        if orchestrator.phase == "complete":
-            return Verdict(
-                complete=True,
-                reason=names.STEPS_DONE,
-                message=orchestrator.message or f"{orchestrator.step} steps done",
-            )
-        if orchestrator.phase == "failed" and not restartable(orchestrator.reason, memory.last_failure_reason):
-            return Verdict(complete=False, reason=orchestrator.reason or "Failed", message=orchestrator.message)
-    failed = trainer is not None and trainer.attempt == memory.attempt and trainer.phase == "failed"
-    if trainer is not None and failed and not restartable(trainer.reason, memory.last_failure_reason):
-        return Verdict(complete=False, reason=trainer.reason or "Failed", message=trainer.message)
-    return None
-
-
-def past_deadline(job: FP8RLJob, memory: Memory, seen: Observed, now: float) -> Verdict | None:
-    """Failure by activeDeadlineSeconds or preRunningDeadlineSeconds."""
-    spec = job.spec
-    age, limit = now - memory.start_time, spec.active_deadline_seconds
-    if limit is not None and age > limit:
-        message = f"ran for {age:.0f} s, activeDeadlineSeconds is {limit}"
-        return Verdict(complete=False, reason=names.DEADLINE_EXCEEDED, message=message)
-    limit = spec.pre_running_deadline_seconds
-    if limit is not None and not running(memory, seen) and age > limit:
-        message = (
-            f"no step started within preRunningDeadlineSeconds, {limit} s: {waited_for(job, memory, seen).message}"
-        )
-        return Verdict(complete=False, reason=names.PRE_RUNNING_DEADLINE_EXCEEDED, message=message)
-    return None
-
-
-def running(memory: Memory, seen: Observed) -> bool:
-    """Whether the job has ever come as far as its first step."""
-    status = current_status(memory, seen)
-    return memory.step > 0 or (status is not None and status.phase not in {"waiting", "booting"})
-
-
-def current_status(memory: Memory, seen: Observed) -> OrchestratorStatus | None:
-    """The orchestrator's word, if it is of this attempt."""
-    status = seen.orchestrator
-    return status if status is not None and status.attempt == memory.attempt else None
+def after_change(job: FP8RLJob, memory: Memory, base: Plan, fields: tuple[str, ...], now: float) -> Plan:
+    """A new attempt of those whose part of the spec has changed; a backoff that runs goes on."""
+    attempt, waits = memory.attempt + 1, now < memory.attempt_time
+    fleet_goes_on = all(map(of_trainer, fields))
+    return replace(
+        base,
+        attempt=attempt,
+        fleet_attempt=memory.fleet_attempt if fleet_goes_on else attempt,
+        attempt_time=max(now, memory.attempt_time),
+        running=fleet_goes_on or not waits,
+        backing_off=waits,
+        changed=fields,
+        waiting=Waiting(names.SPEC_CHANGED, change_text(memory.applied or {}, job, fields)),
+        requeue_after=max(1.0, memory.attempt_time - now),
+    )
 
 
 def after_loss(job: FP8RLJob, memory: Memory, base: Plan, loss: Loss, now: float) -> Plan:
@@ -140,109 +134,64 @@ def backoff(first: int, restarts: int) -> int:
 
 def go_on(job: FP8RLJob, memory: Memory, base: Plan, seen: Observed, now: float) -> Plan:
     """Start or keep the attempt's pods, end those of older ones, say who may belong to the group."""
-    foreign = (pod for pod in seen.pods if pod.attempt != memory.attempt_of(pod.role) and not pod.terminating)
-    outdated = tuple(sorted(pod.uid for pod in foreign))
+    refusals, refused = count_refusals(job, memory, seen, now)
+    plan = replace(
+        base,
+        running=True,
+        refusals=refusals,
+        refused=refused,
+        most=most_pods(refusals, now),
+        end_pods=pods_to_end(memory, seen),
+        group=group_document(job, memory, seen, now),
+    )
     if now < memory.attempt_time:
         return replace(
-            base,
+            plan,
             running=memory.fleet_attempt < memory.attempt,
             backing_off=True,
-            end_pods=outdated,
-            group=group_document(job, memory, seen, now),
             waiting=Waiting(names.RESTARTING, f"attempt {memory.attempt} after the backoff"),
             requeue_after=memory.attempt_time - now,
         )
+    if seen.blocked is not None and not any(seen.of_role(role, memory.attempt_of(role)) for role in wanted_pods(job)):
+        blocked = Waiting(seen.blocked.reason, seen.blocked.message, person=True)
+        return replace(plan, running=False, waiting=blocked, requeue_after=next_look(job, memory, seen, plan, now))
+    waiting = waited_for(job, memory, seen, refusals, now)
     return replace(
-        base,
-        running=True,
-        end_pods=outdated,
-        group=group_document(job, memory, seen, now),
-        waiting=waited_for(job, memory, seen),
-        stalled=stalled(job, memory, seen, now),
-        requeue_after=RESYNC_SECONDS,
+        plan,
+        waiting=waiting,
+        stalled=stalled(job, memory, seen, waiting, now),
+        requeue_after=next_look(job, memory, seen, plan, now),
     )
 
 
-def group_document(job: FP8RLJob, memory: Memory, seen: Observed, now: float) -> GroupDocument | None:
-    """Who may belong to the weight-sync group: started pods of this attempt and its fleet, by uid, trainer first.
-
-    `generation` is the time in milliseconds: it grows, also over restarts of the operator. None without an orchestrator.
-    """
-    if not any(pod.ip and not pod.starting for pod in seen.of_role(names.ORCHESTRATOR, memory.fleet_attempt)):
-        return None
-    engine = job.spec.inference.parallelism.tensor
-    members = [
-        *members_of(seen.of_role(names.TRAINER, memory.attempt), "trainer", max(1, job.spec.trainer.gpus_per_replica)),
-        *members_of(seen.of_role(names.INFERENCE, memory.fleet_attempt), "inference", engine),
-    ]
-    return GroupDocument(
-        job_uid=job.uid, attempt=memory.attempt, generation=int(now * 1000), members=members, suspended=False
-    )
-
-
-def members_of(pods: tuple[PodState, ...], role: str, world_size: int) -> list[GroupMember]:
-    """Members of one role, by uid."""
-    started = sorted(
-        (pod for pod in pods if pod.ip and not pod.starting and pod.phase == "Running"), key=lambda p: p.uid
-    )
-    return [
-        GroupMember.model_validate(
-            {"pod": pod.name, "uid": pod.uid, "role": role, "address": pod.ip, "world_size": world_size}
+def pods_to_end(memory: Memory, seen: Observed) -> tuple[str, ...]:
+    """Uids of pods of older attempts, and of engines that failed for good: a ReplicaSet replaces those but never removes them."""
+    return tuple(
+        sorted(
+            pod.uid
+            for pod in seen.pods
+            if not pod.terminating
+            and (pod.attempt != memory.attempt_of(pod.role) or (pod.role == names.INFERENCE and pod.phase == "Failed"))
         )
-        for pod in started
-    ]
+    )
 
 
-def waited_for(job: FP8RLJob, memory: Memory, seen: Observed) -> Waiting:
-    """What the job waits for, or that it runs."""
-    for role, count in wanted_pods(job).items():
-        pods = seen.of_role(role, memory.attempt_of(role))
-        troubled = next((pod for pod in pods if pod.message and not pod.ready), None)
-        if troubled is not None:
-            words = ": ".join(filter(None, (f"pod {troubled.name}", troubled.reason, cause(troubled.message))))
-            return Waiting(names.WAITING_FOR_PODS, words)
-        started = sum(not pod.starting for pod in pods)
-        if started < (job.spec.inference.min_replicas if role == names.INFERENCE else count):
-            reason = (
-                names.WAITING_FOR_REPLICAS
-                if role == names.INFERENCE and running(memory, seen)
-                else names.WAITING_FOR_PODS
-            )
-            preparing = f"; {pods[0].name} prepares the model" if any(pod.starting for pod in pods) else ""
-            return Waiting(reason, f"{started} of {count} {role} pods have started{preparing}")
-    status = current_status(memory, seen)
-    if status is None:
-        return Waiting(names.WAITING_FOR_PODS, "the orchestrator has not answered yet")
-    trainers = seen.of_role(names.TRAINER, memory.attempt)
-    if status.phase == "running" and (loading := next((pod for pod in trainers if not pod.ready), None)) is not None:
-        return Waiting(names.WAITING_FOR_PODS, f"pod {loading.name} to load its checkpoint")
-    if status.phase == "running":
-        return Waiting(names.RUNNING, f"step {status.step} of {status.steps}")
-    return Waiting(names.WAITING_FOR_WEIGHTS, status.waiting_for or f"the orchestrator is {status.phase}")
-
-
-def wanted_pods(job: FP8RLJob) -> dict[str, int]:
-    """Pods of each role."""
-    return {
-        names.TRAINER: job.spec.trainer.replicas,
-        names.INFERENCE: job.spec.inference.replicas,
-        names.ORCHESTRATOR: 1,
+def held_by_dead_nodes(seen: Observed, now: float) -> tuple[tuple[str, ...], float]:
+    """Uids of pods that should long have ended, and seconds until the next one is: a StatefulSet makes no other before they are gone."""
+    due = {
+        pod.uid: pod.gone_by + FORCED_AFTER_SECONDS for pod in seen.pods if pod.terminating and pod.gone_by is not None
     }
+    waits = [max(1.0, when - now + 0.5) for when in due.values() if when >= now]
+    return tuple(sorted(uid for uid, when in due.items() if when < now)), min(waits, default=inf)
 
 
-def stalled(job: FP8RLJob, memory: Memory, seen: Observed, now: float) -> Waiting | None:
-    """No step within stallDeadlineSeconds, with what was waited for."""
-    status = current_status(memory, seen)
-    since = max(
-        memory.attempt_time,
-        status.last_step_time if status is not None else 0.0,
-        (status.engines_ready_time or 0.0) if status is not None else 0.0,
-    )
-    limit = job.spec.stall_deadline_seconds
-    if now - since <= limit:
-        return None
-    what = waited_for(job, memory, seen)
-    text = status.waiting_for if status is not None and status.waiting_for else what.message
-    return Waiting(
-        names.STALL_DEADLINE_EXCEEDED, f"no step within stallDeadlineSeconds, {limit} s; waiting for: {text}"
-    )
+def next_look(job: FP8RLJob, memory: Memory, seen: Observed, plan: Plan, now: float) -> float:
+    """Seconds until the next pass without an event: soon while pods answer, later the longer none does, at the next deadline."""
+    spec, began = job.spec, memory.start_time + memory.suspended_seconds
+    answering = any(pod.ip and not pod.starting for pod in seen.pods)
+    waited = now - memory.attempt_time
+    pause = RESYNC_SECONDS if answering else min(IDLE_SECONDS, max(RESYNC_SECONDS, waited / 2))
+    limits = (spec.active_deadline_seconds, spec.pre_running_deadline_seconds)
+    due = [began + limit for limit in limits if limit is not None]
+    due += [last_progress(memory, seen) + spec.stall_deadline_seconds, plan.refusals.until]
+    return max(1.0, min([pause, *(when - now + 0.5 for when in due if when > now)]))

@@ -5,7 +5,8 @@ orchestrator go on meanwhile: syncs of the old attempt are fenced by epoch and s
 whole job, under `replicaLoss: restart` only; under `shrink` its own Deployment starts it again while the others go on. The
 orchestrator is started again in place and rolls its recorded decision forward; it costs an attempt never, but a
 container that ends again and again without a finished step in between ends the job, and so does one that says by its exit
-code that its input is wrong. Engines that the job can spare end it by the latter only.
+code that its input is wrong. Engines that the job can spare end it by the latter only. Pods that a kubelet refused, and
+those that a smaller `replicas` has taken away, are no loss.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ from fp8rl_operator import names
 from fp8rl_operator.last_words import cause, wrong_input
 from fp8rl_operator.observed import Observed, PodState
 from fp8rl_operator.plan_memory import Memory
+from fp8rl_operator.plan_troubles import quoted
 from fp8rl_operator.plan_types import Loss
 from fp8rl_operator.spec import FP8RLJob
 from fp8rl_workers.errors import WRONG_INPUT_EXIT
 
 UNSTARTABLE = frozenset({"FailedMount", "PortInUse", "CreateContainerConfigError"})  # of a pod that has failed for good
-OF_TRAINER = frozenset({names.TRAINER_LOST, names.TRAINER_OUT_OF_MEMORY})  # the fleet goes on
+OF_TRAINER = frozenset(  # the fleet goes on
+    {names.TRAINER_LOST, names.TRAINER_OUT_OF_MEMORY, names.HOST_OUT_OF_MEMORY, names.NODE_LOST}
+)
+OOM_KILLED = "OOMKilled"
+NO_WORDS = frozenset({"", "Error", "Completed"})
+MAX_NAMED = 8
 REASONS = {names.TRAINER: names.TRAINER_LOST, names.INFERENCE: names.ENGINE_LOST}
 
 
@@ -30,11 +37,11 @@ def find_loss(job: FP8RLJob, memory: Memory, seen: Observed) -> Loss | None:
     for pod in pods:
         if (loss := unstartable(pod) or exhausted(job, memory, seen, pod)) is not None:
             return loss
-    loss = said_lost(memory, seen) or lost(names.TRAINER, memory, seen)
+    loss = said_lost(memory, seen) or lost(job, names.TRAINER, memory, seen) or silent(memory, seen)
     if loss is not None:
         return loss
     if job.spec.failure_policy.replica_loss == "restart":
-        return lost(names.INFERENCE, memory, seen)
+        return lost(job, names.INFERENCE, memory, seen)
     return None
 
 
@@ -86,20 +93,63 @@ def spared(job: FP8RLJob, memory: Memory, seen: Observed, pod: PodState) -> bool
     return ready >= job.spec.inference.min_replicas
 
 
-def lost(role: str, memory: Memory, seen: Observed) -> Loss | None:
+def lost(job: FP8RLJob, role: str, memory: Memory, seen: Observed) -> Loss | None:
     """A pod of the role that ended, failed or vanished within this attempt."""
-    pods = seen.of_role(role, memory.attempt_of(role))
+    refused = {item.uid for item in seen.refusals}
+    pods = [pod for pod in seen.of_role(role, memory.attempt_of(role)) if pod.uid not in refused]
+    before = memory.uids.get(role, frozenset())
     for pod in pods:
-        if not pod.starting and (pod.restarts > 0 or pod.phase == "Failed" or pod.exit_code):
-            return Loss(REASONS[role], ended_text(pod))
-    gone = memory.uids.get(role, frozenset()) - {pod.uid for pod in pods}
-    if gone:
-        return Loss(REASONS[role], f"{len(gone)} {role} pods were deleted: uid {', '.join(sorted(gone))}")
-    return None
+        ended = pod.restarts > 0 or pod.phase == "Failed" or bool(pod.exit_code)
+        if ended and (not pod.starting or pod.uid in before):
+            return out_of_memory(pod) or Loss(REASONS[role], ended_text(pod))
+    gone = before - {pod.uid for pod in pods}
+    asked = job.spec.trainer.replicas if role == names.TRAINER else job.spec.inference.replicas
+    taken = max(0, len(before) - min(asked, memory.desired.get(role, asked)))
+    return vanished(role, gone, seen) if len(gone) > taken else None
+
+
+def out_of_memory(pod: PodState) -> Loss | None:
+    """A trainer that the kernel killed for its container's memory limit, or for its node's memory."""
+    if pod.role != names.TRAINER or pod.reason != OOM_KILLED:
+        return None
+    text = (
+        f"{ended_text(pod)}; raise resources.limits.memory (and requests) of container main in"
+        " spec.trainer.template.spec.containers, or lower trainer.offload"
+    )
+    return Loss(names.HOST_OUT_OF_MEMORY, text)
+
+
+def vanished(role: str, gone: frozenset[str], seen: Observed) -> Loss:
+    """Pods that are not there any more, or are on their way; with what the cluster says of them."""
+    known = sorted((pod for pod in seen.pods if pod.uid in gone), key=lambda pod: pod.name)
+    said = [f"{item.reason}: {quoted(item.message)}" for item in seen.troubles if item.role == role]
+    dead = next((pod for pod in known if pod.unreachable), None)
+    if dead is not None and role == names.TRAINER:
+        return Loss(names.NODE_LOST, "; ".join([node_text(dead), *said]))
+    listed = ", ".join(pod.name for pod in known) or f"uid {', '.join(sorted(gone)[:MAX_NAMED])}"
+    return Loss(REASONS[role], "; ".join([f"{len(gone)} {role} pods were deleted: {listed}", *said]))
+
+
+def silent(memory: Memory, seen: Observed) -> Loss | None:
+    """The trainer's first pod is on a node that has lost touch, and does not answer either."""
+    if seen.trainer is not None and seen.trainer.attempt == memory.attempt:
+        return None
+    pods = seen.of_role(names.TRAINER, memory.attempt)
+    first = next((pod for pod in pods if not pod.starting), None)
+    return Loss(names.NODE_LOST, node_text(first)) if first is not None and first.unreachable else None
+
+
+def node_text(pod: PodState) -> str:
+    """One sentence about a pod on a node that has lost touch."""
+    return (
+        f"{pod.role} pod {pod.name} is on node {pod.node or 'unknown'}, which has lost touch with the cluster: its pods are deleted"
+        " without it and start elsewhere; drain or repair the node"
+    )
 
 
 def ended_text(pod: PodState) -> str:
-    """One sentence about how a pod ended, with the cause that its words tell."""
+    """One sentence about how a pod ended, with Kubernetes' reason and the cause that its words tell."""
     code = "" if pod.exit_code is None else f" with code {pod.exit_code}"
+    reason = "" if pod.reason in NO_WORDS else f" ({pod.reason})"
     words = cause(pod.message)
-    return f"{pod.role} pod {pod.name} ended{code}{f': {words}' if words else ''}"
+    return f"{pod.role} pod {pod.name} ended{code}{reason}{f': {words}' if words else ''}"

@@ -11,8 +11,10 @@ from fp8rl_operator.cluster import Cluster, Outcome
 from fp8rl_operator.manifests import Images, build_objects
 from fp8rl_operator.observed import Observed
 from fp8rl_operator.plan import Plan, compute_plan
+from fp8rl_operator.plan_memory import condition
 from fp8rl_operator.spec import FP8RLJob
 from fp8rl_operator.status import next_status
+from fp8rl_operator.status_events import events
 
 
 @dataclass(frozen=True)
@@ -28,45 +30,39 @@ class Pass:
 async def reconcile(cluster: Cluster, job: FP8RLJob, now: float, images: Images | None = None) -> Pass:
     """Observe, plan, build, apply, write the status. `now` in Unix seconds.
 
+    A decision that no later pass could find out again is written before anything is done for it: an operator that is killed
+    in between carries it out. What that apply found is told by the next pass.
+
     Raises:
         ClusterError: the cluster cannot be read or written.
     """
     seen = await cluster.observe(job)
     plan = compute_plan(job, seen, now)
-    outcome = Outcome()
-    if not plan.hands_off:
-        objects = build_objects(job, plan, seen.token or secrets.token_urlsafe(32), images)
-        outcome = await cluster.apply(job, objects, plan)
-    status = next_status(job, seen, plan, now)
-    if status is not None:
-        await cluster.write_status(job, status)
-        await tell(cluster, job, plan, status)
-    return Pass(seen, plan, outcome, job.status if status is None else status)
+    if plan.hands_off:
+        return Pass(seen, plan, Outcome(), job.status)
+    first = decides(job, plan)
+    status = await written(cluster, job, plan, next_status(job, seen, plan, now)) if first else job.status
+    objects = build_objects(job, plan, seen.token or secrets.token_urlsafe(32), images)
+    outcome = await cluster.apply(job, objects, plan)
+    if not first:
+        status = await written(cluster, job, plan, next_status(job, seen, plan, now, outcome))
+    return Pass(seen, plan, outcome, status)
 
 
-def setback(job: FP8RLJob, status: dict[str, Any]) -> str | None:
-    """What is told when more steps are gone than lie between two checkpoints: the trainer did not find its newest one."""
-    checkpoint = job.spec.trainer.checkpoint
-    before, step = job.status.get("step", 0), status.get("step", 0)
-    if before - step <= max(0, checkpoint.every_steps - 1):
-        return None
-    kept = checkpoint.claim_name is not None or checkpoint.volume_claim_template is not None
-    way = "" if kept else "; in a cluster set trainer.checkpoint.claimName or volumeClaimTemplate, which outlive a pod"
-    return (
-        f"goes on at step {step}, step {before} was done: no newer checkpoint was found, trainer.checkpoint.everySteps is"
-        f" {checkpoint.every_steps}{way}"
-    )
+def decides(job: FP8RLJob, plan: Plan) -> bool:
+    """Whether the plan says what no later pass could find out again: a new attempt, an end, a suspension, counted refusals."""
+    old = job.status
+    attempts = (old.get("attempt", 0), old.get("fleetAttempt", old.get("attempt", 0)))
+    ends = plan.verdict is not None and "completionTime" not in old
+    suspends = plan.suspended and condition(old, names.SUSPENDED) is None
+    return ends or suspends or plan.refused or (plan.attempt, plan.fleet_attempt) != attempts
 
 
-async def tell(cluster: Cluster, job: FP8RLJob, plan: Plan, status: dict[str, Any]) -> None:
-    """Events, after the status stands."""
-    if (lost := setback(job, status)) is not None:
-        await cluster.record(job, names.STEPS_LOST, lost, warning=True)
-    if plan.loss is not None:
-        await cluster.record(job, plan.loss.reason, plan.loss.message, warning=True)
-    if plan.loss is not None and plan.verdict is None:
-        await cluster.record(job, names.RESTARTING, f"attempt {plan.attempt}", warning=True)
-    if plan.verdict is not None and "completionTime" not in job.status:
-        reason = names.COMPLETE if plan.verdict.complete else names.FAILED
-        text = f"{plan.verdict.reason}: {plan.verdict.message}"
-        await cluster.record(job, reason, text, warning=not plan.verdict.complete)
+async def written(cluster: Cluster, job: FP8RLJob, plan: Plan, status: dict[str, Any] | None) -> dict[str, Any]:
+    """Write a status if there is something to write, and then tell what is new; what the job's status now is."""
+    if status is None:
+        return job.status
+    await cluster.write_status(job, status)
+    for told in events(job, plan, status):
+        await cluster.record(job, told.reason, told.message, warning=told.warning)
+    return status

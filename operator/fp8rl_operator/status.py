@@ -6,39 +6,54 @@ API has no floats. What the plan must remember (`plan_memory`) stands here and n
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from fp8rl_operator.observed import Observed
-from fp8rl_operator.plan import wanted_pods
 from fp8rl_operator.plan_memory import from_time, to_time
-from fp8rl_operator.plan_types import Plan
+from fp8rl_operator.plan_types import Outcome, Plan
 from fp8rl_operator.spec import FP8RLJob
-from fp8rl_operator.spec.status import MAX_COUNTED
 from fp8rl_operator.status_conditions import conditions
+from fp8rl_operator.status_invalid import invalid_message, invalid_status
+from fp8rl_operator.status_memory import remembered, roles
 from fp8rl_workers.protocol import MemberStatus, OrchestratorStatus, ResolvedPrecision
+
+__all__ = ["invalid_message", "invalid_status", "next_status"]
 
 PROGRESS_SECONDS = 15.0
 MAX_LAYERS = 4096
 MAX_LAYER_LENGTH = 512
-PROGRESS_FIELDS = ("progressTime", "step", "version", "weightSyncGroup", "mismatch", "offPolicy", "lastStepTime")
+PROGRESS_FIELDS = (
+    "progressTime",
+    "step",
+    "version",
+    "weightSyncGroup",
+    "mismatch",
+    "offPolicy",
+    "reward",
+    "lastStepTime",
+)
 
 NUMBERED = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 Status = dict[str, Any]
 
 
-def next_status(job: FP8RLJob, seen: Observed, plan: Plan, now: float) -> Status | None:
-    """The status that follows from this pass, None if there is nothing to write. `now` in Unix seconds."""
+def next_status(job: FP8RLJob, seen: Observed, plan: Plan, now: float, outcome: Outcome | None = None) -> Status | None:
+    """The status that follows from this pass, None if there is nothing to write. `now` in Unix seconds.
+
+    `outcome`: what the apply did, where it came before.
+    """
     if plan.hands_off:
         return None
     old = job.status
-    new = {**old, **counters(old, plan, now), **progress(old, seen, plan)}
+    new = remembered(job, plan, now) | progress(old, seen, plan)
     new |= roles(job, seen, plan, advanced=new.get("step", 0) > old.get("step", 0))
     new["observedGeneration"] = job.metadata.generation
-    new["conditions"] = conditions(job, seen, plan, now)
-    recent = now - (to_time(old.get("progressTime")) or 0.0) < PROGRESS_SECONDS
+    new["conditions"] = conditions(job, seen, plan, now, outcome or Outcome())
+    recent = 0.0 <= now - (to_time(old.get("progressTime")) or 0.0) < PROGRESS_SECONDS
     if firm(new) == firm(old) and (new == old or recent):
         return None
     return new | {"progressTime": from_time(now)}
@@ -51,55 +66,21 @@ def firm(status: Status) -> Status:
     return kept
 
 
-def counters(old: Status, plan: Plan, now: float) -> Status:
-    """Attempt, restarts and the times of the job's life."""
-    found: Status = {"attempt": plan.attempt, "fleetAttempt": plan.fleet_attempt, "restarts": plan.restarts}
-    found["attemptTime"] = from_time(plan.attempt_time)
-    if plan.resumed or "startTime" not in old:
-        found["startTime"] = from_time(now)
-    if plan.verdict is not None and "completionTime" not in old:
-        found["completionTime"] = from_time(now)
-    if plan.loss is not None:
-        found["lastFailure"] = {"reason": plan.loss.reason, "message": plan.loss.message, "time": from_time(now)}
-    return found
-
-
-def roles(job: FP8RLJob, seen: Observed, plan: Plan, *, advanced: bool) -> Status:
-    """Desired and ready pods of each role; uids of the pods that this attempt has had running. `advanced`: a step has ended."""
-    found: Status = {}
-    for role, count in wanted_pods(job).items():
-        pods = seen.of_role(role, plan.attempt_of(role))
-        found[role] = {
-            "desired": plan.replicas(role, count),
-            "ready": sum(pod.ready for pod in pods),
-            "updated": len(pods),
-            "restarts": sum(pod.restarts for pod in pods),
-            "uids": sorted(pod.uid for pod in pods if not pod.starting),
-        }
-        before = job.status.get(role, {}).get("restartsBefore", {})
-        counts = {pod.uid: pod.restarts if advanced else min(pod.restarts, before.get(pod.uid, 0)) for pod in pods}
-        if any(counts.values()):
-            highest = sorted(counts, key=lambda uid: -counts[uid])[:MAX_COUNTED]
-            found[role]["restartsBefore"] = {uid: counts[uid] for uid in sorted(highest) if counts[uid]}
-    return found
-
-
 def progress(old: Status, seen: Observed, plan: Plan) -> Status:
     """What orchestrator and trainer report; nothing when they are silent or of an old attempt."""
     status = seen.orchestrator
     if status is None or status.attempt != plan.attempt:
         return {}
-    tells = status.phase in {
-        "running",
-        "complete",
-    }  # one that has just started does not know yet what the trainer resumed at
+    tells = status.phase in {"running", "complete"}  # at its start it does not know yet what the trainer resumed at
     found: Status = {
         "step": status.step if tells else max(status.step, old.get("step", 0)),
         "version": max(status.version, old.get("version", 0)),
         "weightSyncGroup": group(status),
-        "mismatch": decimals(status.mismatch, ("kl", "logprobDiffP99", "maskedRatio")),
-        "offPolicy": decimals(status.off_policy, ("mean",)) | counts(status.off_policy, ("max", "dropped")),
+        "mismatch": decimals(status.mismatch, same("kl", "logprobDiffP99", "maskedRatio")),
+        "offPolicy": decimals(status.off_policy, same("mean")) | counts(status.off_policy, ("max", "dropped")),
     }
+    if reward := decimals(status.progress, {"reward": "mean", "reward_heldout": "heldOut"}):
+        found["reward"] = reward
     if status.last_step_time:
         found["lastStepTime"] = from_time(status.last_step_time)
     resolved = status.resolved or (seen.trainer.resolved if seen.trainer is not None else None)
@@ -160,9 +141,15 @@ def layers(reasons: Mapping[str, str]) -> list[str]:
     return [*lines[: MAX_LAYERS - 1], f"and {len(lines) - MAX_LAYERS + 1} more"]
 
 
-def decimals(values: dict[str, float], keys: tuple[str, ...]) -> Status:
-    """Floats as decimal strings, those that are there."""
-    return {key: repr(float(f"{values[key]:.6g}")) for key in keys if key in values}
+def same(*keys: str) -> dict[str, str]:
+    """Figures that status calls what the orchestrator calls them."""
+    return {key: key for key in keys}
+
+
+def decimals(values: Mapping[str, float], keys: Mapping[str, str]) -> Status:
+    """Finite floats as decimal strings, those that are there. `keys`: name of the figure to its name in status."""
+    found = {told: values[key] for key, told in keys.items() if key in values}
+    return {told: repr(float(f"{value:.6g}")) for told, value in found.items() if math.isfinite(value)}
 
 
 def counts(values: dict[str, float], keys: tuple[str, ...]) -> Status:

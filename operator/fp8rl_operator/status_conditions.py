@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 from fp8rl_operator import names
 from fp8rl_operator.observed import Observed
 from fp8rl_operator.plan_memory import from_time
-from fp8rl_operator.plan_types import Plan, Waiting
+from fp8rl_operator.plan_troubles import of_outcome
+from fp8rl_operator.plan_types import Outcome, Plan, Waiting
 from fp8rl_operator.spec import FP8RLJob
 from fp8rl_workers.protocol import OrchestratorStatus
 
 MAX_MESSAGE = 2048
+MAX_REASON = 256
 
 
 @dataclass(frozen=True)
@@ -30,16 +33,32 @@ class Word:
         return "Unknown" if self.status is None else str(self.status)
 
 
-def conditions(job: FP8RLJob, seen: Observed, plan: Plan, now: float) -> list[dict[str, Any]]:
+def conditions(job: FP8RLJob, seen: Observed, plan: Plan, now: float, outcome: Outcome) -> list[dict[str, Any]]:
     """All conditions that can be told, in the order of `names.CONDITIONS`."""
-    old = {item["type"]: item for item in job.status.get("conditions", [])}
     words = life(plan) | limits(job, seen, plan)
     words[names.READY] = with_warnings(words[names.READY], seen, plan)
+    if plan.verdict is None and (hindered := of_outcome(job, outcome)) is not None:
+        words |= standing(hindered)
+    return merged(job.status, words, job.metadata.generation, now)
+
+
+def merged(status: Mapping[str, Any], words: Mapping[str, Word], generation: int, now: float) -> list[dict[str, Any]]:
+    """Conditions with these words; those that nothing is said of stay as they are."""
+    old = {item["type"]: item for item in status.get("conditions", [])}
     return [
-        stamped(kind, words[kind], old.get(kind), job.metadata.generation, now) if kind in words else dict(old[kind])
+        stamped(kind, words[kind], old.get(kind), generation, now) if kind in words else dict(old[kind])
         for kind in names.CONDITIONS
         if kind in words or kind in old
     ]
+
+
+def standing(word: Waiting) -> dict[str, Word]:
+    """Ready, Reconciling and Stalled of a job that something is in the way of; kstatus wants one of the latter two."""
+    return {
+        names.READY: Word(False, word.reason, word.message),
+        names.RECONCILING: Word(not word.person, word.reason, word.message),
+        names.STALLED: Word(word.person, word.reason, word.message),
+    }
 
 
 def with_warnings(ready: Word, seen: Observed, plan: Plan) -> Word:
@@ -58,9 +77,14 @@ def stamped(kind: str, word: Word, old: Mapping[str, Any] | None, generation: in
         "status": word.text,
         "observedGeneration": generation,
         "lastTransitionTime": from_time(now) if flipped or old is None else old["lastTransitionTime"],
-        "reason": word.reason,
+        "reason": reason_of(word.reason),
         "message": word.message[:MAX_MESSAGE],
     }
+
+
+def reason_of(text: str) -> str:
+    """A reason as the API takes it: what a worker or a cluster says may have other letters."""
+    return re.sub(r"^[^A-Za-z]+|[^A-Za-z0-9_]|_+$", "", text)[:MAX_REASON] or "Unknown"
 
 
 def life(plan: Plan) -> dict[str, Word]:
@@ -86,7 +110,10 @@ def life(plan: Plan) -> dict[str, Word]:
     waiting = plan.waiting or Waiting(names.CREATING, "the job's objects are being made")
     ready = waiting.reason == names.RUNNING
     words = going(waiting, ready=ready, reconciling=not ready)
-    if plan.stalled is not None:
+    if waiting.person:
+        return words | standing(waiting)
+    if plan.stalled is not None:  # Reconciling would hide it from kstatus
+        words[names.RECONCILING] = Word(False, plan.stalled.reason, plan.stalled.message)
         words[names.STALLED] = Word(True, plan.stalled.reason, plan.stalled.message)
     return words
 

@@ -139,7 +139,7 @@ class Trainer:
             members=members,
         )
         with ThreadPoolExecutor() as pool:
-            joined = pool.submit(join_group, epoch, 0, "trainer-uid", self.address, self.host)
+            joined = pool.submit(join_group, epoch, 0, "trainer-uid", self.address, self.host, token=TOKEN)
             for engine in engines:
                 engine.call("PUT", "/fp8rl/v1/epoch", epoch.model_dump())
             self.group = joined.result()
@@ -214,7 +214,7 @@ class Trainer:
 
 
 ENTRY_WITH_EXTENSION = (
-    "from fp8rl_workers.inference import __main__ as entry, owned_args; "
+    "from fp8rl_workers.inference import main as entry, owned_args; "
     "del owned_args.OWNED_ENGINE_ARGS['worker-extension-cls']; entry.main()"
 )
 """The engine's entry point for tests that damage its memory from within; a job may not set the argument."""
@@ -234,6 +234,7 @@ class Engine:
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
     environ: dict[str, str] = field(default_factory=dict)
     model_config: dict[str, Any] = field(default_factory=lambda: MODEL_CONFIG)
+    first: bool = False  # as the first process of a process namespace, the way a container runs it
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Engine:
@@ -265,15 +266,22 @@ class Engine:
         }
         with (self.folder / "engine.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", ENTRY_WITH_EXTENSION]
-                if "worker-extension-cls" in self.engine_args
-                else [sys.executable, "-m", "fp8rl_workers.inference"],
+                [
+                    *(["unshare", "--pid", "--fork", "--kill-child"] if self.first else []),
+                    sys.executable,
+                    *self.words(),
+                ],
                 env=environ,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         return self
+
+    def words(self) -> list[str]:
+        """Python's arguments."""
+        extended = "worker-extension-cls" in self.engine_args
+        return ["-c", ENTRY_WITH_EXTENSION] if extended else ["-m", "fp8rl_workers.inference"]
 
     def boot(self, deadline: float = 300.0) -> float:
         """Hand over the precision and wait for vLLM; returns the seconds that it took."""

@@ -82,6 +82,7 @@ class StandInEngine:
         self.commits: list[Decision] = []
         self.attempts: list[Decision] = []
         self.requests: list[dict[str, Any]] = []
+        self.answers: list[int | None] = []  # seeds; none in an evaluation
         self.runner: web.AppRunner | None = None
         self.awake = asyncio.Event()
         self.awake.set()
@@ -177,6 +178,7 @@ class StandInEngine:
         body = await request.json()
         self.requests.append(body)
         await asyncio.sleep(self.seconds)
+        self.answers.append(body["sampling_params"].get("seed"))
         if self.version is None:
             raise NotYetError("nothing is committed: this engine has just been started again")
         if self.not_finite > 0:
@@ -351,11 +353,12 @@ class Cluster:
     """A trainer, engines and the orchestrator's process."""
 
     def __init__(self, folder: Path, engines: int = 2, **config: Any) -> None:
-        network = next(_networks)
+        self.network = next(_networks)
         self.folder = folder
-        self.engines = [StandInEngine(f"engine-{number}", address(network, 3 + number)) for number in range(engines)]
-        self.trainer = StandInTrainer(address(network, 1), self.engines)
-        self.host = address(network, 2)
+        self.made = 0
+        self.engines = [self.engine() for _ in range(engines)]
+        self.trainer = StandInTrainer(address(self.network, 1), self.engines)
+        self.host = address(self.network, 2)
         self.generation = 0
         self.process: asyncio.subprocess.Process | None = None
         self._write(config)
@@ -383,6 +386,11 @@ class Cluster:
 
     async def launch(self) -> None:
         """Start the orchestrator's process and tell it who belongs."""
+        await self.spawn()
+        await self.until(self._told, "the orchestrator to take the group document")
+
+    async def spawn(self) -> None:
+        """Start the orchestrator's process; it knows of the group what it has on disk."""
         environ = os.environ | {
             "FP8RL_CONFIG": str(self.folder / "config.json"),
             "FP8RL_TOKEN_FILE": str(self.folder / "token"),
@@ -396,7 +404,6 @@ class Cluster:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "fp8rl_workers.orchestrator", env=environ, stdout=log, stderr=log
             )
-        await self.until(self._told, "the orchestrator to take the group document")
 
     def kill(self) -> None:
         """SIGKILL the orchestrator."""
@@ -409,17 +416,30 @@ class Cluster:
         await self.process.wait()
         await self.launch()
 
-    async def tell(self) -> None:
+    def engine(self) -> StandInEngine:
+        """A new engine at an address of its own; it belongs to nothing yet."""
+        self.made += 1
+        return StandInEngine(f"engine-{self.made - 1}", address(self.network, 2 + self.made))
+
+    async def tell(self, **changes: Any) -> None:
         """PUT a new group document."""
         self.generation += 1
+        async with self.put_group(self.document(**changes)) as response:
+            assert response.status == 200, await response.text()
+
+    def put_group(self, document: GroupDocument) -> Any:
+        """The request that hands a document over."""
+        url = f"http://{self.host}:{ORCHESTRATOR_PORT}/v1/group"
+        return self.session.put(url, data=document.model_dump_json())
+
+    def document(self, **changes: Any) -> GroupDocument:
+        """The trainer and all engines, in the current generation."""
         members = [GroupMember(pod="trainer-0", uid="uid-trainer", role="trainer", address=self.trainer.host)]
         members += [
             GroupMember(pod=item.pod, uid=item.uid, role="inference", address=item.host) for item in self.engines
         ]
-        document = GroupDocument(job_uid=JOB, attempt=self.trainer.attempt, generation=self.generation, members=members)
-        url = f"http://{self.host}:{ORCHESTRATOR_PORT}/v1/group"
-        async with self.session.put(url, data=document.model_dump_json()) as response:
-            assert response.status == 200, await response.text()
+        fields = {"job_uid": JOB, "attempt": self.trainer.attempt, "generation": self.generation, "members": members}
+        return GroupDocument.model_validate(fields | changes)
 
     async def status(self) -> OrchestratorStatus:
         async with self.session.get(f"http://{self.host}:{ORCHESTRATOR_PORT}/v1/status") as response:
@@ -484,7 +504,6 @@ class Cluster:
             "max_tokens": 12,
             "max_in_flight": 8,
             "max_off_policy_steps": 2,
-            "replicas": len(self.engines),
             "evaluation": {"samples": 4},
             "weight_sync": {"timeout_seconds": 5.0},
         }

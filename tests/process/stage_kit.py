@@ -134,7 +134,6 @@ class Stage:
             "batch_size": 8,
             "group_size": 4,
             "max_tokens": 12,
-            "replicas": 2,
         }
         pod = PodEnvironment(
             config=self.folder / "orchestrator.json",

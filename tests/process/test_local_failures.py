@@ -21,6 +21,7 @@ from fp8rl_operator.local.cluster import LocalCluster
 from fp8rl_operator.local.folder import open_run
 from fp8rl_operator.local.pods import Backoff
 from fp8rl_operator.local.run import Settings, make_cluster
+from fp8rl_operator.manifests.merge import merge
 from fp8rl_operator.reconcile import reconcile
 from fp8rl_operator.spec import FP8RLJob, parse
 
@@ -45,9 +46,9 @@ class World:
             await asyncio.sleep(0.1)
         raise AssertionError(f"not within {DEADLINE:g} s: {what}\n{json.dumps(self.job.status, indent=1)}")
 
-    async def until_running(self) -> None:
+    async def until_running(self, engines: int = 2) -> None:
         """Reconcile until the job and all pods are ready."""
-        await self.until(lambda: self.ready() and len(self.cluster.pods) == 4, "the job runs")
+        await self.until(lambda: self.ready() and len(self.cluster.pods) == engines + 2, "the job runs")
 
     def ready(self) -> bool:
         conditions = {item["type"]: item["status"] for item in self.job.status["conditions"]}
@@ -92,6 +93,9 @@ async def strike(case: Case, world: World, toys: Path) -> None:
         uid = min(world.uids(case.role))
         world.cluster.end(uid)
         await world.until(lambda: uid not in world.cluster.pods, "the pod is gone")
+    elif case.strike == "edit":
+        edited = parse(toy_body(toys, merge(case.spec, case.change)))
+        world.job = world.job.model_copy(update={"spec": edited.spec})
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -103,7 +107,7 @@ async def test_failure_case(case: Case, tmp_path: Path) -> None:
         goal = wanted(case.expected)
         await world.until(lambda: essence(world.job.status, case.expected) == goal, str(goal))
         if goal["conditions"]["Ready"][0] == "True":
-            await world.until_running()
+            await world.until_running(case.engines)
             assert {role for role in roles if world.uids(role) - before[role]} == case.expected.new_pods
             assert essence(world.job.status, case.expected) == goal
         else:

@@ -107,8 +107,6 @@ async def test_the_process_is_small_and_ends_at_sigterm(tmp_path: Path) -> None:
 
 
 def test_the_orchestrator_imports_no_torch() -> None:
-    code = (
-        "import sys, fp8rl_workers.orchestrator.__main__; print(sorted({'torch', 'vllm', 'numpy'} & set(sys.modules)))"
-    )
+    code = "import sys, fp8rl_workers.orchestrator.main; print(sorted({'torch', 'vllm', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

@@ -52,9 +52,10 @@ def host() -> Iterator[StoreHost]:
 
 
 @contextlib.contextmanager
-def peer(epoch: Epoch, rank: int, mode: str = "receive") -> Iterator[subprocess.Popen[str]]:
+def peer(epoch: Epoch, rank: int, mode: str = "receive", token: str = "token") -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, str(PEER), mode, str(rank), f"{NETWORK}.{rank + 1}", epoch.model_dump_json()]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    environ = os.environ | {"PEER_TOKEN": token}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
     try:
         yield process
     finally:
@@ -65,7 +66,7 @@ def peer(epoch: Epoch, rank: int, mode: str = "receive") -> Iterator[subprocess.
 def test_two_receivers_get_the_same_bytes_over_many_offers(host: StoreHost) -> None:
     epoch = make_epoch(1, 2, host.port)
     with peer(epoch, 1), peer(epoch, 2):
-        group = join_group(epoch, 0, "uid-0", HOST, host)
+        group = join_group(epoch, 0, "uid-0", HOST, host, token="token")
         for n in range(5):
             group.put_offer(n, "3 100000")
             for value in (1, 2, n):
@@ -84,7 +85,7 @@ def test_a_peer_lost_while_it_receives_frees_the_sender_within_the_timeout(
 ) -> None:
     epoch = make_epoch(1, 2, host.port)
     with peer(epoch, 1, "hang") as lost, peer(epoch, 2) as survivor:
-        group = join_group(epoch, 0, "uid-0", HOST, host)
+        group = join_group(epoch, 0, "uid-0", HOST, host, token="token")
         group.wire._timeout_seconds = 4.0
         group.put_offer(0, "1 268435456")
         threading.Timer(0.5, os.kill, (lost.pid, number)).start()
@@ -104,7 +105,7 @@ def test_a_peer_lost_while_it_receives_frees_the_sender_within_the_timeout(
 def test_an_abort_on_the_store_frees_a_blocked_receiver_at_once(host: StoreHost) -> None:
     epoch = make_epoch(1, 1, host.port)
     with peer(epoch, 1):
-        group = join_group(epoch, 0, "uid-0", HOST, host)
+        group = join_group(epoch, 0, "uid-0", HOST, host, token="token")
         group.put_offer(0, "1 1000")
         time.sleep(0.5)
         start = time.monotonic()
@@ -118,7 +119,7 @@ def test_an_abort_on_the_store_frees_a_blocked_receiver_at_once(host: StoreHost)
 def test_closing_a_group_frees_its_own_blocked_sender(host: StoreHost) -> None:
     epoch = make_epoch(1, 1, host.port)
     with peer(epoch, 1, "hang"):
-        group = join_group(epoch, 0, "uid-0", HOST, host)
+        group = join_group(epoch, 0, "uid-0", HOST, host, token="token")
         failures: list[WireError] = []
 
         def send() -> None:
@@ -140,9 +141,9 @@ def test_closing_a_group_frees_its_own_blocked_sender(host: StoreHost) -> None:
 def test_a_rank_that_does_not_sign_in_is_named_and_the_others_are_told(host: StoreHost) -> None:
     epoch = make_epoch(4, 3, host.port, timeout=3.0)
     with ThreadPoolExecutor() as pool:
-        present = pool.submit(join_group, epoch, 2, "uid-2", f"{NETWORK}.3")
+        present = pool.submit(join_group, epoch, 2, "uid-2", f"{NETWORK}.3", token="token")
         with pytest.raises(JoinError, match=r"epoch 4 did not form within 3 s: ranks \[1, 3\] are missing") as raised:
-            join_group(epoch, 0, "uid-0", HOST, host)
+            join_group(epoch, 0, "uid-0", HOST, host, token="token")
         assert raised.value.missing == [1, 3]
         with pytest.raises(JoinError, match=r"ranks \[1, 3\] are missing"):
             present.result()
@@ -151,28 +152,44 @@ def test_a_rank_that_does_not_sign_in_is_named_and_the_others_are_told(host: Sto
 def test_ranks_of_two_epochs_and_of_two_jobs_never_meet(host: StoreHost) -> None:
     old, new = make_epoch(1, 1, host.port, timeout=3.0), make_epoch(2, 1, host.port, timeout=3.0)
     other = make_epoch(2, 1, host.port, timeout=3.0, job_uid="other")
-    with peer(old, 1) as stale, peer(other, 1) as foreign:
+    with peer(old, 1) as stale, peer(other, 1) as foreign, peer(new, 1, token="another") as stranger:
         with pytest.raises(JoinError):
-            join_group(new, 0, "uid-0", HOST, host)
-        for process in (stale, foreign):
+            join_group(new, 0, "uid-0", HOST, host, token="token")
+        for process in (stale, foreign, stranger):
             assert process.stdout is not None
             assert process.stdout.readline().startswith("JOIN")
 
 
+def test_a_group_forms_over_ipv6() -> None:
+    host = StoreHost("::1", 0)
+    epoch = make_epoch(1, 1, host.port).model_copy(update={"store_host": "::1"})
+    with ThreadPoolExecutor() as pool:
+        engine = pool.submit(join_group, epoch, 1, "uid-1", "::1", token="token")
+        trainer = join_group(epoch, 0, "uid-0", "::1", host, token="token")
+        bucket = torch.zeros(8, dtype=torch.uint8)
+        received = pool.submit(engine.result().wire.receive, bucket)
+        trainer.wire.send(torch.arange(8, dtype=torch.uint8))
+        received.result()
+    assert bucket.tolist() == list(range(8))
+    engine.result().close()
+    trainer.close()
+    host.close()
+
+
 def test_an_epoch_that_is_over_and_a_rank_that_is_taken_are_refused(host: StoreHost) -> None:
     epoch = make_epoch(7, 0, host.port)
-    join_group(epoch, 0, "uid-0", HOST, host).close()
+    join_group(epoch, 0, "uid-0", HOST, host, token="token").close()
     with pytest.raises(StaleError, match="epoch 7 is over"):
-        join_group(epoch, 0, "uid-0", HOST, host)
+        join_group(epoch, 0, "uid-0", HOST, host, token="token")
     following = make_epoch(8, 0, host.port)
-    group = join_group(following, 0, "uid-0", HOST, host)
+    group = join_group(following, 0, "uid-0", HOST, host, token="token")
     with pytest.raises(StaleError, match="rank 0 of epoch 8 belongs to pod uid-0, not to uid-9"):
-        join_group(following, 0, "uid-9", HOST)
+        join_group(following, 0, "uid-9", HOST, token="token")
     group.close()
 
 
 def test_a_store_that_is_gone_is_said_so(host: StoreHost) -> None:
-    group = join_group(make_epoch(1, 0, host.port), 0, "uid-0", HOST)
+    group = join_group(make_epoch(1, 0, host.port), 0, "uid-0", HOST, token="token")
     host.close()
     time.sleep(0.5)
     with pytest.raises(SyncError, match=r"the store of epoch 1 at 127\.\d+\.\d+\.1:\d+ is lost"):
@@ -203,7 +220,7 @@ def test_fifty_epochs_leave_no_descriptors_threads_or_memory_behind(host: StoreH
         received: list[int] = []
 
         def engine() -> None:
-            group = join_group(epoch, 1, "uid-1", f"{NETWORK}.2")
+            group = join_group(epoch, 1, "uid-1", f"{NETWORK}.2", token="token")
             bucket = torch.empty(1 << 20, dtype=torch.uint8)
             group.wire.receive(bucket)
             received.append(int(bucket[0]))
@@ -211,7 +228,7 @@ def test_fifty_epochs_leave_no_descriptors_threads_or_memory_behind(host: StoreH
 
         thread = threading.Thread(target=engine)
         thread.start()
-        group = join_group(epoch, 0, "uid-0", HOST, host)
+        group = join_group(epoch, 0, "uid-0", HOST, host, token="token")
         group.wire.send(torch.full((1 << 20,), number, dtype=torch.uint8))
         thread.join()
         group.close()

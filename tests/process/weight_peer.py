@@ -43,7 +43,7 @@ def main() -> None:
     text, rank, address, folder, mode = sys.argv[1:]
     torch.set_num_threads(1)
     epoch = Epoch.model_validate_json(text)
-    group = join_group(epoch, int(rank), f"uid-{rank}", address)
+    group = join_group(epoch, int(rank), f"uid-{rank}", address, token="token")
     n = 0
     while True:
         try:

@@ -49,7 +49,7 @@ def main() -> None:
     torch.set_num_threads(1)
     epoch = Epoch.model_validate_json(text)
     try:
-        group = join_group(epoch, int(rank), f"uid-{rank}", address)
+        group = join_group(epoch, int(rank), f"uid-{rank}", address, token=os.environ.get("PEER_TOKEN", "token"))
     except SyncError as error:
         print(f"JOIN {error}", flush=True)
         return

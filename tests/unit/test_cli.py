@@ -215,7 +215,8 @@ def test_the_status_of_a_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     write_job(tmp_path / "status.yaml", job)
     assert main(["status", str(tmp_path)]) == 0
     told = capsys.readouterr().out
-    assert "job: step 2 of 4, version 3\nattempt 1, 1 restarts\n" in told
+    assert told.startswith("job: Running\n  step            2 of 4\n  version         3\n")
+    assert "  attempt         1, 1 restart\n" in told
     assert f"not running; `fp8rl run --resume --out {tmp_path}` goes on\n" in told
     assert "Ready                  True     Running: step 2 of 4" in told
     assert told.endswith("no pods\n")

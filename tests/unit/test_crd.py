@@ -75,12 +75,18 @@ def test_status_is_a_subresource():
 
 
 def test_printer_columns_name_their_paths():
-    columns = {column["name"]: column["jsonPath"] for column in VERSION["additionalPrinterColumns"]}
-    assert list(columns) == ["Ready", "Reason", "Step", "Steps", "Version", "Attempt", "Wire", "Age"]
-    assert columns["Ready"] == '.status.conditions[?(@.type=="Ready")].status'
-    assert columns["Reason"] == '.status.conditions[?(@.type=="Ready")].reason'
-    assert columns["Step"] == ".status.step"
-    assert not [path for path in columns.values() if "[-1" in path]
+    columns = {column["name"]: column for column in VERSION["additionalPrinterColumns"]}
+    shown = [name for name, column in columns.items() if "priority" not in column]
+    assert shown == ["State", "Step", "Steps", "Version", "Engines", "Reward", "KL", "Age"]
+    assert columns["State"]["jsonPath"] == '.status.conditions[?(@.type=="Ready")].reason'
+    assert columns["Message"]["jsonPath"] == '.status.conditions[?(@.type=="Ready")].message'
+    assert not [column for column in columns.values() if "[-1" in column["jsonPath"]]
+
+
+def test_every_column_but_those_of_conditions_names_a_field_of_the_schema():
+    for column in VERSION["additionalPrinterColumns"]:
+        path = column["jsonPath"]
+        assert "?(" in path or path.startswith(".metadata.") or path in dict(nodes()), path
 
 
 def test_the_schema_is_structural():
@@ -129,7 +135,7 @@ def test_everything_is_bounded_so_that_the_api_server_can_bound_its_rules():
         if node["type"] == "array":
             assert node["maxItems"] <= 4096, path
         if "additionalProperties" in node:
-            assert node["maxProperties"] <= 128, path
+            assert node["maxProperties"] <= 256, path
         if node["type"] == "integer" and path.startswith(".spec"):
             assert {"minimum", "maximum"} <= set(node), path
 

@@ -4,7 +4,8 @@ import re
 
 from fp8rl_operator import docs
 from fp8rl_operator.names import CONDITIONS
-from fp8rl_operator.spec.checks import CHECKS
+from fp8rl_operator.plan_revisions import IN_PLACE
+from fp8rl_operator.spec.checks import CHECKS, TRANSITIONS
 from fp8rl_operator.spec.fields import fields_of, model_of
 from fp8rl_operator.spec.job import JobSpec
 from fp8rl_operator.spec.status import JobStatus
@@ -54,3 +55,10 @@ def test_tables_have_the_same_number_of_cells_in_every_line():
         cells = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
         assert not (cells and width) or cells == width, line
         width = cells
+
+
+def test_what_is_immutable_and_what_changes_in_place_are_told():
+    for rule in TRANSITIONS:
+        assert f"| {rule.message} |" in PAGE
+    for field in IN_PLACE - {"managedBy"}:
+        assert f"`{field}`" in PAGE

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from fp8rl_workers.config import PodEnvironment
 from fp8rl_workers.errors import NotYetError, StaleError
 from fp8rl_workers.inference.agent import Agent
 from fp8rl_workers.inference.rank import merge_states
@@ -21,6 +23,7 @@ from fp8rl_workers.weights.load import Loader
 from fp8rl_workers.weights.offer import Offer, Weight, make_seal, plan_tensors
 
 HERE = "127.31.8.1"
+POD = PodEnvironment(Path("/c"), "token", "e", "e", HERE, 0, Path("/s"))
 WEIGHTS = [Weight("w", (64, 64), quantized=False), Weight("v", (64,), quantized=False)]
 
 
@@ -61,7 +64,7 @@ class Sender:
             ],
         )
         agent.join(epoch)
-        self.group = join_group(epoch, 0, "t", HERE, self.host)
+        self.group = join_group(epoch, 0, "t", HERE, self.host, token="token")
         return epoch
 
     def send(self, value, version, *, buckets_sent=None, seal=True, flip=False):
@@ -113,7 +116,7 @@ class Sender:
 def agent():
     model = Tiny()
     loader = Loader(model, model.reload, whole=True, mode="auto", unlearnable=dict)
-    agent = Agent(loader, "bf16", job_uid="job", pod_uid="e", pod_ip=HERE, local_rank=0)
+    agent = Agent(loader, "bf16", job_uid="job", pod=POD, local_rank=0)
     yield agent
     agent.leave()
 

@@ -11,6 +11,7 @@ import pytest
 
 from fp8rl_workers.config import ENGINE_PORT, EngineConfig, PodEnvironment, WeightSyncConfig
 from fp8rl_workers.errors import InvalidInputError, InvalidModelError
+from fp8rl_workers.inference.caches import CompileCache
 from fp8rl_workers.inference.launch import (
     Engine,
     arguments,
@@ -37,6 +38,7 @@ MODEL = {
     "head_dim": 64,
     "tie_word_embeddings": False,
 }
+CACHES = CompileCache(Path("/s/.fp8rl-at-work"), Path("/c/.fp8rl")).variables()
 CPU = Engine("0.26.0", on_cpu=True)
 GPU = Engine("0.26.0", on_cpu=False)
 
@@ -159,15 +161,15 @@ def test_kv_memory_on_a_cpu_is_every_request_at_full_length_in_whole_blocks():
 @pytest.mark.parametrize(("scales", "nvte", "e8m0"), [("pow2", "0", "1"), ("fp32", "1", "0")])
 def test_both_scale_variables_are_always_set_and_equal_in_meaning(scales, nvte, e8m0):
     base = {"NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "x", "VLLM_USE_DEEP_GEMM_E8M0": "x"}
-    env = environment(base, job(), pod(), resolved(scale_format=scales), CPU, cache_root="/c/.x")
+    env = environment(base, job(), pod(), resolved(scale_format=scales), CPU, caches=CACHES)
     assert (env["NVTE_FP8_BLOCK_SCALING_FP32_SCALES"], env["VLLM_USE_DEEP_GEMM_E8M0"]) == (nvte, e8m0)
 
 
 def test_caches_of_the_template_win_and_plugins_are_joined():
     base = {"VLLM_CACHE_ROOT": "/mine", "VLLM_PLUGINS": "other"}
-    env = environment(base, job(), pod(), resolved(), CPU, cache_root="/c/.x")
+    env = environment(base, job(), pod(), resolved(), CPU, caches=CACHES)
     assert env["VLLM_CACHE_ROOT"] == "/mine"
-    assert env["TRITON_CACHE_DIR"] == "/c/.x/triton"
+    assert env["TRITON_CACHE_DIR"] == "/s/.fp8rl-at-work/triton"
     assert env["VLLM_PLUGINS"] == "other,fp8rl"
     assert ResolvedPrecision.model_validate_json(env["FP8RL_RESOLVED"]) == resolved()
 

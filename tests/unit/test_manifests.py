@@ -9,34 +9,15 @@ from typing import Any
 
 import pytest
 from builders import UID, make_body, make_job
+from manifest_kit import PLAN, built, main_of, selectors, workloads
 
 from fp8rl_operator.manifests import Images, build_objects
 from fp8rl_operator.manifests.merge import merge
 from fp8rl_operator.plan_types import Plan
-from fp8rl_operator.spec import FP8RLJob, parse
+from fp8rl_operator.spec import parse
 from fp8rl_workers.config import EngineConfig, OrchestratorConfig, TrainerConfig
 
-PLAN = Plan(attempt=2, fleet_attempt=1, restarts=1, attempt_time=0.0, running=True)
 ROLES = ("trainer", "inference", "orchestrator")
-
-
-def built(job: FP8RLJob, plan: Plan = PLAN) -> dict[str, dict[str, Any]]:
-    """Objects by `Kind/name`."""
-    return {f"{item['kind']}/{item['metadata']['name']}": item for item in build_objects(job, plan, "secret-token")}
-
-
-def workloads(job: FP8RLJob, plan: Plan = PLAN) -> dict[str, dict[str, Any]]:
-    """StatefulSets and the Deployment by role."""
-    return {
-        item["metadata"]["labels"]["fp8rl.dev/role"]: item
-        for item in build_objects(job, plan, "secret-token")
-        if item["kind"] in {"StatefulSet", "Deployment"}
-    }
-
-
-def main_of(workload: dict[str, Any]) -> dict[str, Any]:
-    """The main container."""
-    return next(item for item in workload["spec"]["template"]["spec"]["containers"] if item["name"] == "main")
 
 
 def test_the_children_of_a_job() -> None:
@@ -44,6 +25,7 @@ def test_the_children_of_a_job() -> None:
         "Secret/job-control",
         "ServiceAccount/job-workers",
         "NetworkPolicy/job-workers",
+        "NetworkPolicy/job-control",
         "PodDisruptionBudget/job-trainer",
         "PodDisruptionBudget/job-orchestrator",
         "PodDisruptionBudget/job-inference",
@@ -74,21 +56,6 @@ def test_every_child_is_owned_by_the_job_and_in_its_namespace() -> None:
         ]
 
 
-def selectors(value: Any) -> list[dict[str, str]]:
-    """Every selector in an object: matchLabels, and a Service's plain one."""
-    found: list[dict[str, str]] = []
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if key == "matchLabels" or (key == "selector" and "matchLabels" not in item):
-                found.append(item)
-            else:
-                found += selectors(item)
-    elif isinstance(value, list):
-        for item in value:
-            found += selectors(item)
-    return found
-
-
 def test_every_selector_of_own_pods_contains_instance_and_uid() -> None:
     count = 0
     for item in built(make_job()).values():
@@ -97,7 +64,7 @@ def test_every_selector_of_own_pods_contains_instance_and_uid() -> None:
                 assert labels["app.kubernetes.io/instance"] == "job"
                 assert labels["fp8rl.dev/job-uid"] == UID
                 count += 1
-    assert count == 3 + 3 + 3 + 2
+    assert count == 3 + 3 + 3 + 2 + 1
 
 
 def test_selectors_select_the_pods_of_their_own_template() -> None:
@@ -208,7 +175,6 @@ def test_the_configs_are_what_the_workers_read() -> None:
     assert (engine.tensor_parallel, engine.precision.recipe, engine.uid) == (1, "blockwise", UID)
     orchestrator = OrchestratorConfig.model_validate_json(texts["orchestrator"])
     assert (orchestrator.max_off_policy_steps, orchestrator.evaluation.samples, orchestrator.stop) == (2, 16, ["\n"])
-    assert (orchestrator.checkpoint_every_steps, orchestrator.replicas) == (3, 2)
 
 
 def test_the_token_is_in_the_secret_and_nowhere_else() -> None:
@@ -315,20 +281,6 @@ def test_a_job_that_is_named_like_an_account_of_the_namespace_leaves_that_accoun
     assert accounts == {"default-workers"}
 
 
-def test_only_the_jobs_own_pods_reach_the_store_and_visitors_the_http_ports_alone() -> None:
-    rules = built(make_job())["NetworkPolicy/job-workers"]["spec"]["ingress"]
-    own = {"app.kubernetes.io/name": "fp8rl", "app.kubernetes.io/instance": "job", "fp8rl.dev/job-uid": UID}
-    assert rules[0] == {"from": [{"podSelector": {"matchLabels": own}}]}
-    assert rules[1]["ports"] == [{"port": "http", "protocol": "TCP"}]
-    assert [peer["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for peer in rules[1]["from"]] == [
-        "fp8rl-operator",
-        "prometheus",
-    ]
-    assert len(rules) == 2
-    for workload in workloads(make_job()).values():
-        assert [port["name"] for port in main_of(workload)["ports"]] == ["http"]
-
-
 def test_a_template_cannot_hide_config_and_token_in_any_container_of_ours() -> None:
     stolen = [{"name": "x", "mountPath": "/etc/fp8rl/control"}, {"name": "x", "mountPath": "/etc/fp8rl/config"}]
     lies = {"env": [{"name": "FP8RL_TOKEN_FILE", "value": "/x"}], "volumeMounts": stolen}
@@ -391,3 +343,21 @@ def test_kubernetes_knows_every_field_of_every_object(spec: dict[str, Any]) -> N
         read = api.deserialize(json.dumps(item), f"V1{item['kind']}", "application/json")
         again = json.loads(json.dumps(api.sanitize_for_serialization(read)))
         assert again == item, key
+
+
+def test_merge_drops_nulls_of_what_is_not_there_and_replaces_a_volumes_source() -> None:
+    base = {"volumes": [{"name": "cache", "emptyDir": {"sizeLimit": "1Gi"}}, {"name": "tmp", "emptyDir": {}}]}
+    patch = {
+        "resources": {"limits": {"cpu": None, "memory": "1Gi"}},
+        "volumes": [
+            {"name": "cache", "persistentVolumeClaim": {"claimName": "c"}},
+            {"name": "tmp", "emptyDir": {"medium": "Memory"}},
+        ],
+    }
+    assert merge(base, patch) == {
+        "resources": {"limits": {"memory": "1Gi"}},
+        "volumes": [
+            {"name": "cache", "persistentVolumeClaim": {"claimName": "c"}},
+            {"name": "tmp", "emptyDir": {"medium": "Memory"}},
+        ],
+    }

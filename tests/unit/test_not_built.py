@@ -83,6 +83,21 @@ def test_what_is_not_built_is_named_by_its_field(spec: dict[str, Any], fields: l
     assert all(fault.remedy and fault.reason.startswith("not built in this release") for fault in faults)
 
 
+def test_numa_required_is_the_kubelets_in_a_cluster_and_is_refused_on_one_machine() -> None:
+    required = {"topology": {"numa": "required"}}
+    alone = not_built(make_job(required), "machine")
+    assert [(fault.level, fault.path) for fault in alone] == [("error", "spec.topology.numa")]
+    assert str(alone[0]).startswith(
+        "spec.topology.numa: value required: not built in this release for one machine: one machine has no kubelet"
+    )
+    claim = {"trainer": {"checkpoint": {"claimName": "c"}}}
+    assert not not_built(make_job(required | claim), "cluster")
+    two = required | claim | {"inference": {"gpusPerReplica": 2, "parallelism": {"tensor": 2}}}
+    assert [(fault.level, fault.path) for fault in not_built(make_job(two), "cluster")] == [
+        ("warning", "spec.topology.numa")
+    ]
+
+
 def test_sync_over_gpus_is_gloo_with_torchs_cast() -> None:
     gpus = {"trainer": {"gpusPerReplica": 1}, "inference": {"gpusPerReplica": 1}}
     job = make_job(gpus | {"weightSync": {"transport": "nccl", "castBackend": "triton"}})
@@ -142,7 +157,7 @@ def test_the_samples_for_cpus_run_and_the_one_for_two_gpus_is_a_valid_job_that_w
 
 
 def test_every_line_names_a_field_and_the_defaults_of_a_torch_job_pass_all_lines() -> None:
-    assert len({line.field for line in NOT_BUILT}) == len(NOT_BUILT)
+    assert len({(line.field, line.world) for line in NOT_BUILT}) == len(NOT_BUILT)
     assert not_built(make_job({"trainer": {"offload": None}}), "machine") == []
 
 

@@ -50,7 +50,7 @@ class World:
         self.drops: list[tuple[str, int, int]] = []
         policy = Policy(self.dispatcher, None, SamplingOptions(1.0, 1.0, 8), "job", 0, 64)  # type: ignore[arg-type]
         self.rollouts = Rollouts(
-            RolloutSettings(group_size=2, groups_per_batch=2, limit=2, total_steps=10, min_replicas=1),
+            RolloutSettings(group_size=2, groups_per_batch=2, limit=2, total_steps=10),
             environment=environment,  # type: ignore[arg-type]
             policy=policy,
             lineage=lineage,

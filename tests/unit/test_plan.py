@@ -9,6 +9,7 @@ import pytest
 from builders import make_job, make_observed, make_orchestrator, make_pod, make_pods, make_trainer
 from failure_cases import CASES, Case, essence, wanted
 
+from fp8rl_operator.manifests.merge import merge
 from fp8rl_operator.observed import Observed, PodState
 from fp8rl_operator.plan import Memory, Verdict, compute_plan
 from fp8rl_operator.spec import FP8RLJob
@@ -41,13 +42,18 @@ class PureWorld:
         status = next_status(self.job, seen, plan, self.now)
         if status is not None:
             self.job = self.job.model_copy(update={"status": status})
-        if plan.verdict is None and plan.loss is not None:
-            wanted = make_pods(plan.attempt, fleet=plan.fleet_attempt)
+        engines = plan.replicas("inference", self.job.spec.inference.replicas)
+        scaled = engines != sum(pod.role == "inference" for pod in self.pods)
+        if plan.verdict is None and (plan.loss is not None or plan.changed or scaled):
+            wanted = make_pods(plan.attempt, engines=engines, fleet=plan.fleet_attempt)
             kept = {pod.uid: pod for pod in self.pods}
             self.pods = [kept.get(pod.uid, pod) for pod in wanted if plan.replicas(pod.role, 1)]
             self.words = {}
 
     def strike(self, case: Case) -> None:
+        if case.strike == "edit":
+            self.job = make_job(merge(case.spec, case.change), self.job.status)
+            return
         target = next((pod for pod in self.pods if pod.role == case.role), None)
         if target is None:
             return
@@ -71,6 +77,7 @@ def test_failure_case(case: Case) -> None:
         world.step()
     assert essence(world.job.status, case.expected) == wanted(case.expected)
     assert {pod.role for pod in world.pods if pod.uid not in before} == set(case.expected.new_pods)
+    assert len(world.pods) == case.engines + 2 or world.job.status.get("completionTime")
 
 
 def test_a_new_job_runs_its_pods_at_once_and_waits_for_them() -> None:
@@ -194,7 +201,7 @@ def test_a_run_without_steps_is_stalled_with_what_it_waits_for() -> None:
 
 
 def test_suspension_takes_the_pods_and_resume_starts_a_new_attempt_for_free() -> None:
-    job = make_job({"suspend": True})
+    job = make_job({"suspend": True}, {"startTime": "1970-01-12T13:46:40Z"})
     plan = compute_plan(job, make_observed(), NOW)
     assert (plan.suspended, plan.running, plan.attempt) == (True, False, 0)
     status = next_status(job, make_observed(), plan, NOW)

@@ -21,8 +21,10 @@ OF_THE_PLAN = {  # tests/unit/test_plan.py
     "managedBy",
     "failurePolicy.maxRestarts",
     "failurePolicy.backoffSeconds",
+    "failurePolicy.replicaLoss",
     "activeDeadlineSeconds",
     "preRunningDeadlineSeconds",
+    "stallDeadlineSeconds",
     "ttlSecondsAfterFinished",
     "cleanupPolicy",
 }
@@ -47,12 +49,22 @@ BESIDE: dict[str, dict[str, Any]] = {  # what must be so for a field to mean any
     "trainer.checkpoint.volumeClaimTemplate.accessModes": CLAIM,
     "evaluation.environment.args": {"evaluation": {"environment": {"id": "arithmetic"}}},
     "inference.minReplicas": {"inference": {"replicas": 3}},
+    "model.parameters": GPUS,
+    "topology.numa": GPUS,
     "model.revision": {"model": {"source": {"builtin": None, "hub": {"repository": "a/b"}}}},
     "model.path": {"model": {"source": None, "path": "/a"}},
     "rollout.dataset.split": {"rollout": {"dataset": {"hub": {"repository": "a/b"}}}},
     "rollout.loss.grpoClipLow": {"rollout": {"loss": {"name": "grpo"}}},
 }
-WHOLE = {"model.source", "rollout.dataset", "rollout.environment", "orchestrator.volume", "releases", "gate.criteria"}
+WHOLE = {
+    "model.source",
+    "topology.tolerations",
+    "rollout.dataset",
+    "rollout.environment",
+    "orchestrator.volume",
+    "releases",
+    "gate.criteria",
+}
 GIVEN: dict[str, list[Any]] = {
     "model.source": [{"hub": {"repository": "a/b"}}],
     "rollout.dataset": [{"volume": {"path": "a.jsonl"}}],
@@ -68,6 +80,8 @@ GIVEN: dict[str, list[Any]] = {
     "trainer.checkpoint.volumeClaimTemplate.accessModes": [["ReadWriteMany"]],
     "topology.tolerations": [[{"key": "a", "operator": "Exists"}]],
     "precision.ignoredLayers": [["lm_head"]],
+    "orchestrator.resources.requests": [{"memory": "1Gi"}],
+    "orchestrator.resources.limits": [{"memory": "1Gi"}],
 }
 AFTER = {"gate.prompts", "gate.onFailure", "gate.criteria", "samplers"}  # mean something only beside what is refused
 

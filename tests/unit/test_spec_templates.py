@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from builders import make_body, make_job
+from builders import make_body
 
 from fp8rl_operator.manifests import build_objects
 from fp8rl_operator.plan_types import Plan
-from fp8rl_operator.spec import inspect
+from fp8rl_operator.spec import inspect, parse
 
 PLAN = Plan(attempt=0, fleet_attempt=0, restarts=0, attempt_time=0.0, running=True)
 PLACE = "spec.trainer.template.spec"
+
+
+def with_template(spec: dict[str, Any]) -> dict[str, Any]:
+    """A manifest with a trainer's template, its nulls as they are."""
+    body = make_body()
+    body["spec"]["trainer"]["template"] = {"spec": spec}
+    return body
 
 
 @pytest.mark.parametrize(
@@ -33,11 +40,32 @@ PLACE = "spec.trainer.template.spec"
             {"initContainers": [{"name": "a", "volumeMounts": {"name": "x"}}]},
             ".initContainers[0].volumeMounts: value {'name': 'x'}: is no list; write a list of records with mountPath",
         ),
-        ({"nodeSelector": "gpu"}, ".nodeSelector: value gpu: is no map of labels; write nodeSelector: {LABEL: VALUE}"),
+        ({"nodeSelector": "gpu"}, ".nodeSelector: value gpu: is no map; write it as in a PodSpec"),
+        ({"containers": None}, ".containers: is null, which would remove container main; remove it"),
+        (
+            {"tolerations": {"key": "a"}},
+            ".tolerations: value {'key': 'a'}: is no list of records; write it as in a PodSpec",
+        ),
+        (
+            {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}},
+            ".affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution: value []: is no map; write it as in a PodSpec",
+        ),
+        (
+            {"containers": [{"name": "main", "resources": {"limits": ["cpu"]}}]},
+            ".containers[0].resources.limits: value ['cpu']: is no map; write it as in a PodSpec",
+        ),
+        (
+            {"containers": [{"name": "main", "resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}}]},
+            ".containers[0].resources.requests.cpu: value 2: is over limits.cpu 1500m; raise the limit, or lower the request",
+        ),
+        (
+            {"volumes": [{"name": "v", "$patch": "replace"}]},
+            ".volumes[0].$patch: value replace: is no directive of this merge; write $patch: delete",
+        ),
     ],
 )
 def test_a_template_that_cannot_be_merged_is_a_fault(template: dict[str, Any], words: str) -> None:
-    faults = inspect(make_body({"trainer": {"template": {"spec": template}}}))[1]
+    faults = inspect(with_template(template))[1]
     assert [str(fault) for fault in faults] == [PLACE + words]
 
 
@@ -58,5 +86,5 @@ def test_a_template_that_kubernetes_takes_is_taken() -> None:
         "initContainers": None,
         "volumes": [{"name": "v", "emptyDir": {}}, {"name": "tmp", "$patch": "delete"}],
     }
-    job = make_job({"trainer": {"template": {"spec": template}}})
-    assert len(build_objects(job, PLAN, "t")) == 15
+    job = parse(with_template(template))
+    assert len(build_objects(job, PLAN, "t")) == 16

@@ -52,7 +52,9 @@ def test_a_new_job_is_reconciling_and_not_ready() -> None:
 
 
 def test_a_running_job_is_ready_in_sync_and_within_its_limits() -> None:
-    orchestrator = make_orchestrator(mismatch={"kl": 0.0012}, off_policy={"max": 1.0, "mean": 0.5, "dropped": 3.0})
+    figures = {"reward": 0.25, "reward_heldout": 0.5, "seconds_left": float("nan")}
+    ages = {"max": 1.0, "mean": 0.5, "dropped": 3.0}
+    orchestrator = make_orchestrator(mismatch={"kl": 0.0012}, off_policy=ages, progress=figures)
     status = after(make_job(), make_observed(orchestrator=orchestrator))
     found = conditions(status)
     assert found["Ready"] == ("True", "Running")
@@ -63,6 +65,7 @@ def test_a_running_job_is_ready_in_sync_and_within_its_limits() -> None:
     assert status is not None
     assert (status["step"], status["version"]) == (1, 2)
     assert status["mismatch"] == {"kl": "0.0012"}
+    assert (status["reward"], status["engines"]) == ({"mean": "0.25", "heldOut": "0.5"}, "2/2")
     assert status["offPolicy"] == {"mean": "0.5", "max": 1, "dropped": 3}
 
 
@@ -123,6 +126,13 @@ def test_progress_is_written_at_most_every_fifteen_seconds() -> None:
     assert late["step"] == 2
 
 
+def test_progress_goes_on_when_the_clock_has_stepped_back() -> None:
+    status = after(make_job(), make_observed(), NOW + 3600)
+    later = after(make_job(status=status), make_observed(orchestrator=make_orchestrator(step=2)))
+    assert later is not None
+    assert later["step"] == 2
+
+
 def test_a_flipped_condition_is_written_at_once() -> None:
     status = after(make_job(), make_observed(orchestrator=make_orchestrator(last_step_time=NOW)))
     broken = make_orchestrator(last_step_time=NOW, weights_in_sync=False)
@@ -168,6 +178,7 @@ def test_a_lost_trainer_leaves_its_reason() -> None:
         "reason": "TrainerLost",
         "message": "1 trainer pods were deleted: uid trainer-0-0",
         "time": "1970-01-12T13:46:43Z",
+        "attempt": 0,
     }
     assert (lost["attempt"], lost["restarts"], lost["attemptTime"]) == (1, 1, "1970-01-12T13:46:53Z")
     assert conditions(lost)["Reconciling"] == ("True", "Restarting")

@@ -315,3 +315,49 @@ def test_faults_of_files_get_the_lines_of_their_fields(tmp_path):
     assert job is not None
     assert faults == []
     assert [fault.line for fault in with_lines(path, validate_local_files(job))] == [7]
+
+
+def weights(folder: Path, **shapes: list[int]) -> None:
+    """A safetensors file with a header and no data."""
+    header = {
+        name.replace("__", "."): {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]}
+        for name, shape in shapes.items()
+    }
+    text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+
+
+BIG = {"embed__weight": [1 << 17, 1 << 12], "mlp__weight": [1 << 15, 1 << 14], "mlp__weight_scale_inv": [256, 128]}
+
+
+def asking(folder: Path, memory: str, parameters: int | None = None):
+    """A job that offloads everything: 2^30 parameters take 16 bytes each, 16 GiB."""
+    asks = {"template": {"spec": {"containers": [{"name": "main", "resources": {"limits": {"memory": memory}}}]}}}
+    trainer = {"backend": "megatron", "gpusPerReplica": 1, "offload": "full", **asks}
+    return make_job({"model": {"source": None, "path": str(folder), "parameters": parameters}, "trainer": trainer})
+
+
+def test_memory_that_does_not_hold_the_state_of_the_models_own_parameters_is_refused(tmp_path):
+    folder = model_folder(tmp_path, tie_word_embeddings=True)
+    weights(folder, **BIG, lm_head__weight=[1 << 17, 1 << 12])
+    assert [str(fault) for fault in validate_local_files(asking(folder, "15Gi"))] == [
+        (
+            "spec.trainer.template.spec.containers[0].resources.limits.memory: value 15Gi: does not hold the state that offload full"
+            " keeps in host memory: 16 bytes (masters 4, moments 8, gradients 4) x 1073741824 parameters / 1 replica = 16 GiB a pod;"
+            " ask for 16Gi or more, leave it out (then it is computed), or set offload: none"
+        )
+    ]
+
+
+def test_parameters_that_the_files_do_not_hold_are_refused(tmp_path):
+    folder = model_folder(tmp_path)
+    weights(folder, **BIG)
+    assert [
+        str(fault).replace(str(tmp_path), "T") for fault in validate_local_files(asking(folder, "16Gi", 900_000_000))
+    ] == [
+        (
+            "spec.model.parameters: value 900000000: is not what the files in T/model hold, 1073741824 parameters: the trainer's memory"
+            " request would be wrong; write 1073741824"
+        )
+    ]
+    assert validate_local_files(asking(folder, "16Gi", 1_073_000_000)) == []

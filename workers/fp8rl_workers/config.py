@@ -156,7 +156,6 @@ class TrainerConfig(JobConfig):
 class EngineConfig(JobConfig):
     """Config of one pool of engines."""
 
-    pool: str = "inference"
     gpus_per_replica: int = 0
     tensor_parallel: int = 1
     expert_parallel: int = 1
@@ -193,7 +192,7 @@ class EvaluationConfig(Record):
 
 
 class OrchestratorConfig(JobConfig):
-    """Config of the orchestrator."""
+    """Config of the orchestrator. How many engines there are, and how many it needs, says the group document: both may change while the job runs."""
 
     environment: EnvironmentConfig
     dataset: DatasetConfig = DatasetConfig()
@@ -209,11 +208,6 @@ class OrchestratorConfig(JobConfig):
         default="std", description="Reward minus the group's mean, or that divided by its standard deviation."
     )
     max_in_flight: int = 64
-    min_replicas: int = 1
-    replicas: int = 1
-    replica_loss: Literal["shrink", "restart"] = "shrink"
-    checkpoint_every_steps: int = 0
-    stall_deadline_seconds: float = 900.0
     limits: LimitsConfig = LimitsConfig()
 
 

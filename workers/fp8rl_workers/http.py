@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 OPEN_ROUTES = frozenset({"/health", "/healthz", "/readyz", "/metrics", "/fp8rl/v1/ready"})
 MAX_BODY_BYTES = 1 << 30
+CLOSE_SECONDS = 1.0
+"""How long an ending process waits for its open requests: a step or a sync may take minutes, a pod has 30 s to go."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 RecordT = TypeVar("RecordT", bound=BaseModel)
@@ -31,6 +33,11 @@ RecordT = TypeVar("RecordT", bound=BaseModel)
 def error_response(status: int, message: str, reason: str) -> web.Response:
     """The JSON error of the control APIs."""
     return web.json_response({"error": message, "reason": reason}, status=status)
+
+
+def base_url(address: str, port: int) -> str:
+    """URL of a control API; an IPv6 address stands in brackets."""
+    return f"http://{f'[{address}]' if ':' in address else address}:{port}"
 
 
 def token_matches(header: str | None, token: str) -> bool:
@@ -106,7 +113,7 @@ async def serve(app: web.Application, host: str, port: int) -> web.AppRunner:
     Raises:
         InvalidInputError: the address is in use or not this machine's.
     """
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_SECONDS)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()

@@ -33,6 +33,10 @@ TRAINER_METRICS: dict[str, tuple[str, str]] = {
     "checkpoint_seconds": ("fp8rl_step_checkpoint_seconds", "Checkpoint of the step, 0 without one."),
     "train_seconds": ("fp8rl_step_train_seconds", "Whole step on the trainer."),
     "peak_memory_bytes": ("fp8rl_peak_memory_bytes", "Peak memory of the worst rank's device (host RSS on a CPU)."),
+    "estimated_memory_bytes": (
+        "fp8rl_estimated_memory_bytes",
+        "What a rank's step should need of its device's memory, computed before the start.",
+    ),
     "mfu": ("fp8rl_model_flops_utilization_ratio", "Model FLOPs utilization, where the device's peak is known."),
     "padding_ratio": ("fp8rl_padding_ratio", "Share of the computed tokens that are padding."),
 }

@@ -3,7 +3,7 @@
 Who calls whom (all calls are idempotent; every record that belongs to a sync carries job UID, epoch and sync id, and a
 receiver refuses others with 409):
 
-    operator -> orchestrator   PUT  /v1/group            GroupDocument
+    operator -> orchestrator   PUT  /v1/group            GroupDocument -> OrchestratorStatus, or 409 (see below)
                                GET  /v1/status           OrchestratorStatus
     orchestrator -> trainer    GET  /v1/state            TrainerState
                                PUT  /v1/epoch            Epoch -> EpochReport     joins the group, as host of its store
@@ -20,17 +20,20 @@ receiver refuses others with 409):
     anybody                    GET  /healthz /readyz /metrics (engines: /health, /fp8rl/v1/ready, /metrics)
 
 A refusal is `{"error": <one sentence>, "reason": <CamelCase>}` with status 400 (input), 401 (token), 409 (stale or out of
-order), 500 (broken), 503 (not yet).
+order), 500 (broken), 503 (not yet). The 409 to a group document older than the one at hand has also that one's `attempt` and
+`generation`, so that an operator whose clock stepped back can go on from there.
 
 Engines answer `/inference/v1/generate` with `kv_transfer_params: {"fp8rl": {"spans": [[version, num_tokens], ...]}}`: which
 weight version sampled each run of the completion's tokens, counted inside the engine's own loop.
 
-On the epoch's store (a TCPStore that the trainer's rank 0 hosts, prefix `store_prefix(job_uid, epoch)`) trainer and engine
+On the epoch's store (a TCPStore that the trainer's rank 0 hosts, prefix `store_prefix(token, job_uid, epoch)`) trainer and engine
 ranks exchange, for n = 0, 1, 2, ...: `offer/<n>` (the offer, JSON), `report/<n>/<rank>` (MemberReport, JSON), `abort/<n>`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -244,19 +247,20 @@ class GroupMember(Record):
 
 
 class GroupDocument(Record):
-    """Who may belong, said by the operator. `generation` grows with every change; older documents are ignored."""
+    """Who may belong, said by the operator. (`attempt`, `generation`) grows with every change; older documents are refused."""
 
     job_uid: str
     attempt: int
     generation: int
     members: list[GroupMember]
-    suspended: bool = False
+    min_replicas: int = Field(default=1, description="inference.minReplicas as it is now.")
 
 
 class MemberStatus(Reply):
     """One member as the orchestrator sees it."""
 
     pod: str
+    uid: str = ""
     role: Literal["trainer", "inference"]
     ranks: list[int] = []
     transport: str = "gloo"
@@ -266,7 +270,10 @@ class MemberStatus(Reply):
 
 
 class OrchestratorStatus(Reply):
-    """Progress, for the operator's status and the progress bar. Times are Unix seconds."""
+    """Progress, for the operator's status and the progress bar. Times are Unix seconds.
+
+    `group_attempt`, `group_generation`: of the group document that it holds, whose pods are `members`; 0 before the first.
+    """
 
     job_uid: str
     attempt: int
@@ -276,6 +283,8 @@ class OrchestratorStatus(Reply):
     version: int = 0
     epoch: int = 0
     world_size: int = 0
+    group_attempt: int = 0
+    group_generation: int = 0
     members: list[MemberStatus] = []
     resolved: ResolvedPrecision | None = None
     waiting_for: str = ""
@@ -302,6 +311,11 @@ class StepRecord(Record):
     stages: dict[str, float] = {}
 
 
-def store_prefix(job_uid: str, epoch: int) -> str:
-    """Key prefix on the epoch's store, so that ranks of two jobs or two epochs never meet."""
-    return f"fp8rl/{job_uid}/{epoch}"
+def store_prefix(token: str, job_uid: str, epoch: int) -> str:
+    """Key prefix on the epoch's store: a hash of job and epoch, keyed with the job's control token.
+
+    Ranks of two jobs or two epochs never meet, whatever address they were told or have by mistake: without the token nobody
+    can name an epoch's keys.
+    """
+    name = hmac.new(token.encode(), f"{job_uid}/{epoch}".encode(), hashlib.sha256).hexdigest()
+    return f"fp8rl/{name[:32]}"

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp8rl_operator.local.volumes import FindObject, Mounts, Object, object_data
+from fp8rl_operator.manifests.pod import THREADS
 
 REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_][A-Za-z0-9_]*)\))")
 INTERPRETERS = ("python", "python3")
-CPU_THREAD_VARIABLES = ("OMP_NUM_THREADS",)
 GPU_RESOURCE = "nvidia.com/gpu"
 
 
@@ -130,8 +130,10 @@ def resolve(
     if argv[0] in INTERPRETERS:
         argv[0] = sys.executable
     inherited = {name: value for name, value in machine.environ.items() if not name.startswith("FP8RL_")}
-    threads = dict.fromkeys(CPU_THREAD_VARIABLES, str(machine.threads))
-    return Process(argv, threads | inherited | {"CUDA_VISIBLE_DEVICES": ",".join(machine.gpus)} | own)
+    if "cpu" not in resources(container) and own.get(THREADS) == "1":
+        del own[THREADS]  # nobody asked for CPUs: the machine gives each process its share
+    inherited = {THREADS: str(machine.threads)} | inherited
+    return Process(argv, inherited | {"CUDA_VISIBLE_DEVICES": ",".join(machine.gpus)} | own)
 
 
 def gpus_wanted(pod: Object) -> int:

@@ -10,7 +10,14 @@ from fp8rl_operator.spec import FP8RLJob
 __all__ = ["Images", "build_objects"]
 
 
-def build_objects(job: FP8RLJob, plan: Plan, token: str, images: Images | None = None) -> list[Object]:
+def build_objects(
+    job: FP8RLJob,
+    plan: Plan,
+    token: str,
+    images: Images | None = None,
+    *,
+    operator_namespace: str | None = None,
+) -> list[Object]:
     """The job's children as the plan wants them.
 
     Args:
@@ -18,13 +25,14 @@ def build_objects(job: FP8RLJob, plan: Plan, token: str, images: Images | None =
         plan: Gives the attempt and whether pods shall run.
         token: The control token: made once, kept from then on.
         images: Image of each role.
+        operator_namespace: Where the operator runs; None: any namespace, told apart by the operator's label.
     """
     chosen = images or Images()
     return [
         shared.secret(job, token),
         shared.service_account(job),
-        *shared.network_policies(job),
-        *shared.disruption_budgets(job),
+        *shared.network_policies(job, operator_namespace),
+        *shared.disruption_budgets(job, plan),
         *trainer.build(job, plan, chosen),
         *inference.build(job, plan, chosen),
         *orchestrator.build(job, plan, chosen),

@@ -97,11 +97,6 @@ def orchestrator_config(job: FP8RLJob) -> OrchestratorConfig:
         "max_off_policy_steps": rollout.max_off_policy_steps,
         "advantage": rollout.advantage,
         "max_in_flight": spec.inference.max_in_flight,
-        "min_replicas": spec.inference.min_replicas,
-        "replicas": spec.inference.replicas,
-        "replica_loss": spec.failure_policy.replica_loss,
-        "checkpoint_every_steps": spec.trainer.checkpoint.every_steps,
-        "stall_deadline_seconds": float(spec.stall_deadline_seconds),
         "limits": {
             "mismatch_kl_warn": limits.mismatch_kl.warn,
             "mismatch_kl_stop": limits.mismatch_kl.stop,

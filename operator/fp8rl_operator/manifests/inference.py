@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fp8rl_operator import names
 from fp8rl_operator.manifests.configs import engine_config
-from fp8rl_operator.manifests.meta import Images, Object, config_map, metadata, selector, service
+from fp8rl_operator.manifests.meta import Images, Object, config_map, revised, selector, service
 from fp8rl_operator.manifests.pod import Role, http_probe, pod_template
 from fp8rl_operator.plan_types import Plan
 from fp8rl_operator.spec import FP8RLJob
@@ -42,7 +42,7 @@ def deployment(job: FP8RLJob, role: Role, plan: Plan) -> Object:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": metadata(job, names.INFERENCE),
+        "metadata": revised(job, names.INFERENCE),
         "spec": {
             "replicas": plan.replicas(names.INFERENCE, job.spec.inference.replicas),
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "100%"}},

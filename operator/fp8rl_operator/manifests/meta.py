@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp8rl_operator import names
+from fp8rl_operator.plan_revisions import revision
 from fp8rl_operator.spec import FP8RLJob
 
 Object = dict[str, Any]
@@ -65,6 +66,11 @@ def metadata(job: FP8RLJob, component: str) -> Object:
     }
 
 
+def revised(job: FP8RLJob, role: str) -> Object:
+    """Metadata of an object that is frozen: with the revision of the spec that it was made from."""
+    return {**metadata(job, role), "annotations": {names.ANNOTATION_REVISION: revision(job, role)}}
+
+
 def service(job: FP8RLJob, component: str, port: int, *, headless: bool) -> Object:
     """A Service for one component; a headless one also publishes pods that are not ready."""
     spec: Object = {
@@ -81,6 +87,6 @@ def config_map(job: FP8RLJob, component: str, config_json: str) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(job, component),
+        "metadata": revised(job, component),
         "data": {"config.json": config_json},
     }

@@ -36,7 +36,9 @@ def model_volumes(job: FP8RLJob) -> list[Object]:
         return [{"name": "model", "persistentVolumeClaim": claim}]
     if source.host_path is not None:
         return [{"name": "model", "hostPath": {"path": source.host_path.path, "type": "Directory"}}]
-    return [{"name": "model", "emptyDir": {}}, {"name": MODEL_CACHE_VOLUME, "emptyDir": {}}]
+    claim_name = source.hub.cache_claim_name if source.hub is not None else None
+    cache: Object = {"emptyDir": {}} if claim_name is None else {"persistentVolumeClaim": {"claimName": claim_name}}
+    return [{"name": "model", "emptyDir": {}}, {"name": MODEL_CACHE_VOLUME, **cache}]
 
 
 def model_mounts(job: FP8RLJob) -> list[Object]:
@@ -49,8 +51,8 @@ def model_mounts(job: FP8RLJob) -> list[Object]:
     return [{"name": "model", "mountPath": MODEL_FOLDER}, {"name": MODEL_CACHE_VOLUME, "mountPath": MODEL_CACHE}]
 
 
-def prepare_env(job: FP8RLJob) -> list[Object]:
-    """Environment of `fp8rl_workers.models.prepare`."""
+def prepare_env(job: FP8RLJob, *, weights: bool) -> list[Object]:
+    """Environment of `fp8rl_workers.models.prepare`. `weights`: the role loads them from the folder."""
     model = job.spec.model
     asked = model.model_dump(mode="json", by_alias=True, exclude_none=True, include={"path", "source", "revision"})
     env: list[Object] = [
@@ -59,6 +61,7 @@ def prepare_env(job: FP8RLJob) -> list[Object]:
     ]
     if model.source is not None and (model.source.hub is not None or model.source.builtin is not None):
         env.append({"name": "FP8RL_CACHE_DIR", "value": MODEL_CACHE})
+        env += [] if weights else [{"name": "FP8RL_MODEL_WEIGHTS", "value": "no"}]
     if model.source is not None and model.source.hub is not None and model.source.hub.secret_name is not None:
         key = {"name": model.source.hub.secret_name, "key": "token"}
         env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})

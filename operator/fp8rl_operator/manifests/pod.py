@@ -1,4 +1,4 @@
-"""What all pods of a job share: environment, probes, security, volumes, scheduling, the user's overrides."""
+"""What all pods of a job share: environment, probes, security, volumes, the user's overrides."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 
 from fp8rl_operator import names
 from fp8rl_operator.manifests.merge import merge
-from fp8rl_operator.manifests.meta import CONTROL_SECRET, TOKEN_KEY, WORKERS, Object, labels, metadata, selector
+from fp8rl_operator.manifests.meta import CONTROL_SECRET, TOKEN_KEY, WORKERS, Object, labels, revised, selector
 from fp8rl_operator.manifests.model import STATE_FOLDER, dataset_env, model_mounts, model_volumes, prepare_env
+from fp8rl_operator.manifests.resources import completed, own_resources
+from fp8rl_operator.manifests.scheduling import placed, scheduling
 from fp8rl_operator.plan_types import Plan
 from fp8rl_operator.spec import FP8RLJob
-from fp8rl_operator.spec.checks.templates import MAIN
+from fp8rl_operator.spec.memory import MAIN, asked, main_resources
 from fp8rl_operator.spec.pods import PodTemplate, Volume
 
 USER = 10001
@@ -19,6 +21,9 @@ TOKEN_FOLDER = "/etc/fp8rl/control"  # noqa: S105 - a folder, no secret
 CACHE_FOLDER = "/var/cache/fp8rl"
 STATE_VOLUME = "state"
 SHM_SIZE = "8Gi"
+TMP_SIZE = "8Gi"
+CACHE_SIZE = "64Gi"
+THREADS = "OMP_NUM_THREADS"
 
 Env = list[Object]
 
@@ -75,16 +80,33 @@ def worker_env() -> Env:
     ]
 
 
-def process_env() -> Env:
-    """Caches and habits of the processes; a template may change them."""
-    return [
-        variable("HOME", CACHE_FOLDER),
-        variable("XDG_CACHE_HOME", f"{CACHE_FOLDER}/xdg"),
-        variable("HF_HOME", f"{CACHE_FOLDER}/huggingface"),
-        variable("VLLM_CACHE_ROOT", f"{CACHE_FOLDER}/vllm"),
-        variable("FLASHINFER_WORKSPACE_BASE", f"{CACHE_FOLDER}/flashinfer"),
+def threads(role: Role) -> Env:
+    """OpenMP threads of a role that computes on CPUs: the whole CPUs that its template asks for, one where it asks for none.
+
+    OpenMP itself would take all cores of the node in every pod.
+    """
+    if role.gpus:
+        return []
+    cpus = asked(main_resources(role.template)[1], "cpu", "limits", "requests")
+    return [variable(THREADS, str(1 if cpus is None else max(1, int(cpus[1]))))]
+
+
+def process_env(role: Role) -> Env:
+    """Caches and habits of the processes; a template may change them.
+
+    An engine makes its compile caches below FP8RL_CACHE_ROOT by user and release of vLLM, and moves them there when it is Ready.
+    """
+    compiled = [
         variable("TRITON_CACHE_DIR", f"{CACHE_FOLDER}/triton"),
         variable("TORCHINDUCTOR_CACHE_DIR", f"{CACHE_FOLDER}/inductor"),
+    ]
+    return [
+        *threads(role),
+        variable("HOME", CACHE_FOLDER),
+        variable("USER", "fp8rl"),  # torch asks for a name, and the image may know none for the id
+        variable("XDG_CACHE_HOME", f"{CACHE_FOLDER}/xdg"),
+        variable("HF_HOME", f"{CACHE_FOLDER}/huggingface"),
+        *([variable("FP8RL_CACHE_ROOT", CACHE_FOLDER)] if role.component == names.INFERENCE else compiled),
         variable("NCCL_CUMEM_ENABLE", "1"),
         variable("PYTHONUNBUFFERED", "1"),
         variable("PYTHONSAFEPATH", "1"),
@@ -127,20 +149,12 @@ def volumes(job: FP8RLJob, role: Role) -> list[Object]:
         {"name": "config", "configMap": {"name": names.child_name(job.name, role.component)}},
         {"name": "control", "secret": secret},
         *state,
-        {"name": "cache", "emptyDir": {}},
-        {"name": "tmp", "emptyDir": {}},
+        {"name": "cache", "emptyDir": {"sizeLimit": CACHE_SIZE}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": TMP_SIZE}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
         *model_volumes(job),
         *role.volumes,
     ]
-
-
-def resources(role: Role) -> Object:
-    """Requests and limits of the main container, GPUs included."""
-    gpus = {names.GPU_RESOURCE: str(role.gpus)} if role.gpus else {}
-    limits = {**role.resources.get("limits", {}), **gpus}
-    requests = {**role.resources.get("requests", {}), **gpus}
-    return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
 
 
 def main_container(job: FP8RLJob, role: Role) -> Object:
@@ -150,9 +164,9 @@ def main_container(job: FP8RLJob, role: Role) -> Object:
         "image": role.image,
         "command": role.command,
         "ports": [{"name": "http", "containerPort": role.port, "protocol": "TCP"}],
-        "env": worker_env() + process_env() + role.env,
+        "env": worker_env() + process_env(role) + role.env,
         "volumeMounts": mounts(job, role),
-        "resources": resources(role),
+        "resources": own_resources(role.gpus, role.resources),
         "securityContext": security_context(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **{f"{kind}Probe": probe for kind, probe in role.probes.items()},
@@ -165,7 +179,7 @@ def init_container(job: FP8RLJob, role: Role, name: str, module: str, env: Env) 
         "name": name,
         "image": role.image,
         "command": ["python", "-m", module],
-        "env": worker_env() + process_env() + env,
+        "env": worker_env() + process_env(role) + env,
         "volumeMounts": mounts(job, role),
         "securityContext": security_context(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -174,27 +188,16 @@ def init_container(job: FP8RLJob, role: Role, name: str, module: str, env: Env) 
 
 def init_containers(job: FP8RLJob, role: Role) -> list[Object]:
     """What makes or checks the model's folder, and fetches a hub's prompts for the orchestrator."""
-    model = init_container(job, role, "prepare-model", "fp8rl_workers.models.prepare", prepare_env(job))
+    model = init_container(
+        job,
+        role,
+        "prepare-model",
+        "fp8rl_workers.models.prepare",
+        prepare_env(job, weights=role.component == names.TRAINER),
+    )
     env = dataset_env(job) if role.component == names.ORCHESTRATOR else []
     prompts = [init_container(job, role, "prepare-prompts", "fp8rl_workers.models.prompts", env)] if env else []
     return [model, *prompts]
-
-
-def scheduling(job: FP8RLJob, role: Role) -> Object:
-    """Node selector, tolerations, GPU products, priority."""
-    topology = job.spec.topology
-    spec: Object = {}
-    if topology.node_selector:
-        spec["nodeSelector"] = dict(topology.node_selector)
-    if topology.tolerations:
-        spec["tolerations"] = list(topology.tolerations)
-    if job.spec.priority_class_name is not None:
-        spec["priorityClassName"] = job.spec.priority_class_name
-    if topology.gpu_product and role.gpus and names.GPU_PRODUCT_LABEL not in role.template.spec.get("nodeSelector", {}):
-        term = {"key": names.GPU_PRODUCT_LABEL, "operator": "In", "values": list(topology.gpu_product)}
-        required = {"nodeSelectorTerms": [{"matchExpressions": [term]}]}
-        spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-    return spec
 
 
 def pod_spec(job: FP8RLJob, role: Role) -> Object:
@@ -215,14 +218,16 @@ def pod_spec(job: FP8RLJob, role: Role) -> Object:
         "initContainers": init_containers(job, role),
         "containers": [main_container(job, role)],
         "volumes": volumes(job, role),
-        **scheduling(job, role),
+        **scheduling(job),
     }
 
 
 def pod_template(job: FP8RLJob, role: Role, plan: Plan) -> Object:
     """The pod template: built, the user's overrides merged, the job's own ports, config and token put back."""
     own = pod_spec(job, role)
-    merged = merge(own, role.template.spec)
+    inits = {container["name"] for container in own["initContainers"]}
+    merged = completed(job, role.component, role.gpus, merge(own, role.template.spec), inits)
+    merged = placed(job, role.component, role.gpus, merged, plan)
     meta = role.template.metadata
     return {
         "metadata": {
@@ -250,13 +255,16 @@ def kept(own: Object, merged: Object) -> Object:
 
 
 def state_source(volume: Volume | None) -> Object | None:
-    """Source of a state volume; None when a claim template makes it."""
+    """Source of a state volume; None when a claim template makes it.
+
+    A folder of the node must be there: the kubelet would make it for root, and no process of the job could write to it.
+    """
     if volume is None:
         return {"emptyDir": {}}
     if volume.claim_name is not None:
         return {"persistentVolumeClaim": {"claimName": volume.claim_name}}
     if volume.host_path is not None:
-        return {"hostPath": {"path": volume.host_path, "type": "DirectoryOrCreate"}}
+        return {"hostPath": {"path": volume.host_path, "type": "Directory"}}
     return None
 
 
@@ -273,4 +281,4 @@ def stateful_set(job: FP8RLJob, role: Role, plan: Plan, replicas: int, claim: Ob
     if claim is not None:
         spec["volumeClaimTemplates"] = [claim]
         spec["persistentVolumeClaimRetentionPolicy"] = {"whenDeleted": "Delete", "whenScaled": "Retain"}
-    return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": metadata(job, role.component), "spec": spec}
+    return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": revised(job, role.component), "spec": spec}

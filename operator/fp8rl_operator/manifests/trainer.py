@@ -12,7 +12,7 @@ from fp8rl_operator.spec.pods import VolumeClaimTemplate
 from fp8rl_workers.config import TRAINER_PORT
 
 PROBES = {
-    "startup": http_probe("/healthz", period=5, failures=120),
+    "startup": http_probe("/healthz", period=5, failures=360),
     "readiness": http_probe("/readyz", period=5, failures=3),
     "liveness": http_probe("/healthz", period=10, failures=12, timeout=10),
 }

@@ -18,7 +18,9 @@ DECIMAL_PATTERN = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
 DECIMAL_MAX_LENGTH = 32
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 DNS_LABEL = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-DNS_SUBDOMAIN = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$"
+DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+LABEL_KEY = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 
 
 class Model(BaseModel):
@@ -54,9 +56,10 @@ Quantity = Annotated[str, Field(min_length=1, max_length=32, pattern=QUANTITY_PA
 Label = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
-LabelKey = Annotated[str, Field(min_length=1, max_length=317)]
-LabelValue = Annotated[str, Field(max_length=63)]
+LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=LABEL_KEY)]
+LabelValue = Annotated[str, Field(max_length=63, pattern=LABEL_VALUE)]
+ComputeResource = Annotated[str, Field(pattern=r"^(cpu|memory|ephemeral-storage)$")]
 FreeObject = Annotated[dict[str, Any], Field(max_length=128)]
 StringMap = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
 AnnotationMap = Annotated[dict[LabelKey, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
-QuantityMap = Annotated[dict[LabelKey, Quantity], Field(max_length=32)]
+QuantityMap = Annotated[dict[ComputeResource, Quantity], Field(max_length=32)]

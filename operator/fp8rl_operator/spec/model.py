@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -36,6 +36,11 @@ class HubSource(Model):
     secret_name: ObjectName | None = Field(
         None, description="Secret of the job's namespace whose key `token` holds the access token. Unset: no token."
     )
+    cache_claim_name: ObjectName | None = Field(
+        None,
+        description="PersistentVolumeClaim that keeps the files, so that they are fetched once; ReadWriteMany where pods run on"
+        " several nodes. Unset: every pod fetches them into a folder of its own.",
+    )
 
 
 class BuiltinSource(Model):
@@ -68,6 +73,11 @@ class ModelSpec(Model):
     revision: Text | None = Field(
         None,
         description="Branch, tag or commit of the hub's repository. Unset: its default branch. Only with source.hub.",
+    )
+    parameters: Annotated[int, Field(ge=1, le=100_000_000_000_000)] | None = Field(
+        None,
+        description="Number of the model's parameters, from which the trainer's memory request is computed (trainer.offload)."
+        " Unset: counted by `fp8rl validate` where the files lie on its machine, else not known.",
     )
     trust_remote_code: bool = Field(
         default=False,

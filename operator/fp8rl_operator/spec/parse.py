@@ -14,12 +14,13 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from fp8rl_operator.errors import Fault, InvalidSpec
+from fp8rl_operator.spec.base import Model
 from fp8rl_operator.spec.checks import CHECKS
 from fp8rl_operator.spec.fields import Location, fields_of, find, model_of, path_of
 from fp8rl_operator.spec.job import FP8RLJob
 from fp8rl_operator.spec.wording import fault_of
 
-FREE = frozenset({"engineArgs", "megatronArgs", "args", "template", "tolerations", "status"})
+FREE = frozenset({"engineArgs", "megatronArgs", "args", "template", "status"})
 REPAIRS = 4  # a removed field can be a missing one, whose example can be an object with fields of its own
 
 
@@ -40,7 +41,7 @@ def inspect(body: object) -> tuple[FP8RLJob | None, list[Fault]]:
     """(the job, its faults and warnings). The job is None when a field is faulty by itself."""
     if not isinstance(body, Mapping):
         return None, [Fault("", body, "is no mapping of fields", "start with apiVersion, kind, metadata and spec")]
-    clean = without_nulls(json.loads(json.dumps(body, default=str)))
+    clean = without_nulls(json.loads(json.dumps(body, default=str)), FP8RLJob)
     try:
         job = FP8RLJob.model_validate_json(json.dumps(clean))
     except ValidationError as error:
@@ -58,15 +59,19 @@ def check(job: FP8RLJob, faulty: tuple[str, ...]) -> list[Fault]:
     return [fault for rule in CHECKS if not _touches(rule.reads, faulty) for fault in rule.find(job)]
 
 
-def without_nulls(value: Any) -> Any:
-    """A copy without fields that are null; free JSON (arguments, templates, status) as it is."""
-    if isinstance(value, dict):
-        return {
-            key: item if key in FREE else without_nulls(item)
-            for key, item in value.items()
-            if item is not None or key in FREE - {"status", "template"}
-        }
-    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+def without_nulls(value: Any, model: type[Model] | None = None) -> Any:
+    """A copy without fields that are null; free JSON (arguments, templates, status) and unknown fields of `model` as they are."""
+    if isinstance(value, list):
+        return [without_nulls(item, model) for item in value]
+    if not isinstance(value, dict):
+        return value
+    fields = fields_of(model) if model is not None else {}
+    below = {key: model_of(info.annotation) for key, info in fields.items()}
+    return {
+        key: item if key in FREE else without_nulls(item, below.get(key))
+        for key, item in value.items()
+        if item is not None or key in FREE - {"status", "template"} or (fields and key not in fields)
+    }
 
 
 def repaired(body: dict[str, Any], details: list[ErrorDetails]) -> FP8RLJob | None:

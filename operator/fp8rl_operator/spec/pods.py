@@ -79,8 +79,8 @@ class Orchestrator(Model):
     volume: Volume | None = Field(
         None,
         description="Volume for its state (recorded decisions of syncs, rollout dumps). Unset: an emptyDir in a cluster, the"
-        " run folder on one machine. Resuming needs only the trainer's checkpoint. A hostPath must be writable for user 10001:"
-        " Kubernetes makes a new one for root.",
+        " run folder on one machine. Resuming needs only the trainer's checkpoint. A hostPath must be there and be writable"
+        " for user 10001 (`install -d -o 10001 -g 10001 FOLDER` on each node): Kubernetes would make it for root.",
     )
     template: PodTemplate = Field(default_factory=PodTemplate, description="Overrides of its pod.")
 

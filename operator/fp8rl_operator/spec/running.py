@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fp8rl_operator.spec.base import FreeObject, Model, StringMap
+from fp8rl_operator.spec.base import LABEL_KEY, LabelValue, Model, StringMap
 
 GpuProduct = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
 
@@ -40,13 +40,33 @@ class WeightSync(Model):
     port: int = Field(29500, ge=1024, le=65535, description="Port of the epoch's store, on the trainer's first pod.")
 
 
+class Toleration(Model):
+    """One toleration, as in a PodSpec."""
+
+    key: Annotated[str, Field(min_length=1, max_length=317, pattern=LABEL_KEY)] | None = Field(
+        None, description="Key of the taint. Unset: any, with operator Exists."
+    )
+    operator: Literal["Exists", "Equal"] | None = Field(
+        None, description="Exists: any value. Equal: this value. Unset: Equal."
+    )
+    value: LabelValue | None = Field(None, description="Value of the taint. Not with operator Exists.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="Effect of the taint. Unset: any."
+    )
+    toleration_seconds: Annotated[int, Field(ge=0, le=31_536_000)] | None = Field(
+        None, description="How long a NoExecute taint is tolerated. Unit: seconds. Unset: for ever."
+    )
+
+
 class Topology(Model):
     """Which nodes, and where on them."""
 
     numa: Literal["required", "preferred", "none"] = Field(
         "preferred",
-        description="Binding of each rank to its GPU's NUMA node. required: the kubelet must align it (Guaranteed QoS, whole"
-        " CPUs) and a rank that cannot bind fails. preferred: bind where possible. none: only what offload full asks for.",
+        description="Placing of GPUs, CPUs and memory on one NUMA node. required: pods with GPUs are Guaranteed (requests equal"
+        " to limits, whole CPUs, 8 CPUs and 32Gi a GPU where the template says nothing), so that a kubelet with"
+        " topologyManagerPolicy restricted or single-numa-node aligns them or refuses them; a node that refuses three times is"
+        " left out for this job. preferred: a rank binds itself where it can. none: only what offload full asks for.",
     )
     gpu_product: tuple[GpuProduct, ...] = Field(
         (),
@@ -55,9 +75,7 @@ class Topology(Model):
         " nodeSelector of a role's template may pick one of them for that role.",
     )
     node_selector: StringMap = Field({}, description="Labels that the nodes of all roles must have.")
-    tolerations: tuple[FreeObject, ...] = Field(
-        (), max_length=32, description="Tolerations of all roles, as in a PodSpec."
-    )
+    tolerations: tuple[Toleration, ...] = Field((), max_length=32, description="Tolerations of all roles.")
 
 
 class FailurePolicy(Model):

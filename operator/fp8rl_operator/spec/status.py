@@ -14,7 +14,9 @@ Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-ti
 Name = Annotated[str, Field(max_length=253)]
 Message = Annotated[str, Field(max_length=32768)]
 Layers = Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=4096)]
+Uid = Annotated[str, Field(max_length=64)]
 MAX_COUNTED = 128
+MAX_UIDS = 4096
 
 
 def listed_by(*keys: str) -> dict[str, Any]:
@@ -70,7 +72,7 @@ class RoleState(Model):
     ready: Count = Field(0, description="Pods that are Ready; an engine is with a committed version.")
     updated: Count = Field(0, description="Pods of the current attempt and revision.")
     restarts: Count = Field(0, description="Container restarts of these pods.")
-    uids: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=4096)] = Field(
+    uids: Annotated[tuple[Uid, ...], Field(max_length=MAX_UIDS)] = Field(
         (), description="UIDs of the pods that run in this attempt; one that is missing later was lost."
     )
     restarts_before: Annotated[dict[str, Count], Field(max_length=MAX_COUNTED)] = Field(
@@ -114,12 +116,53 @@ class OffPolicyState(Model):
     dropped: Count = Field(0, description="Samples dropped so far, for any reason.")
 
 
+class RewardState(Model):
+    """Rewards."""
+
+    mean: Decimal | None = Field(None, description="Mean reward of the samples of the newest step.")
+    held_out: Decimal | None = Field(None, description="Mean reward of the last held-out greedy evaluation.")
+
+
+class NodeState(Model):
+    """A node whose kubelet refused pods of the job."""
+
+    name: Name = Field(description="Name of the node.")
+    refusals: Count = Field(0, description="How often it did, those of one back-off counted once.")
+    excluded: bool = Field(
+        default=False,
+        description="Whether the job keeps away from it: after three refusals, until the job is suspended and resumed.",
+    )
+    reason: Annotated[str, Field(max_length=1024)] = Field(
+        description="The kubelet's reason, such as TopologyAffinityError."
+    )
+    message: Annotated[str, Field(max_length=1024)] = Field("", description="The kubelet's words.")
+    last_time: Time = Field(description="When it was last seen.")
+
+
+class RefusalState(Model):
+    """What kubelets refused, as far as the operator must remember it."""
+
+    rounds: Count = Field(0, description="Back-offs in a row without a success; each doubles the wait, up to 300 s.")
+    until: Time | None = Field(None, description="When pods are tried again.")
+    roles: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=16)] = Field(
+        (), description="Roles that get no new pods until then."
+    )
+    uids: Annotated[tuple[Uid, ...], Field(max_length=256)] = Field(
+        (), description="Refused pods that were counted, the newest last."
+    )
+    kept_engines: Count = Field(0, description="Engines that run meanwhile.")
+    engines_avoid: Annotated[tuple[Name, ...], Field(max_length=64)] = Field(
+        (), description="Excluded nodes that the engines' pod template names; the others follow when no engine runs."
+    )
+
+
 class Failure(Model):
     """Why a new attempt began, or why none did."""
 
     reason: Annotated[str, Field(min_length=1, max_length=1024)] = Field(description="One CamelCase word for programs.")
     message: Message = Field("", description="The pod and its last words.")
     time: Time = Field(description="When it was seen.")
+    attempt: Count | None = Field(None, description="The attempt that it ended.")
 
 
 class JobStatus(Model):
@@ -140,7 +183,11 @@ class JobStatus(Model):
     )
     step: Count = Field(0, description="Last finished optimizer step.")
     version: Count = Field(0, description="Newest committed version of the weights; only grows, also over restarts.")
-    start_time: Time | None = Field(None, description="When the first pod was made.")
+    start_time: Time | None = Field(None, description="When the first pods were made.")
+    suspend_time: Time | None = Field(None, description="Since when the job is suspended.")
+    suspended_seconds: Count = Field(
+        0, description="How long it was suspended before, which no deadline counts. Unit: seconds."
+    )
     completion_time: Time | None = Field(None, description="When the job became Complete or Failed.")
     last_step_time: Time | None = Field(
         None, description="When the last step ended; stallDeadlineSeconds counts from here."
@@ -149,12 +196,23 @@ class JobStatus(Model):
     trainer: RoleState | None = Field(None, description="Pods of the trainer.")
     inference: RoleState | None = Field(None, description="Pods of the engines.")
     orchestrator: RoleState | None = Field(None, description="The orchestrator's pod.")
+    engines: Annotated[str, Field(max_length=16)] | None = Field(None, description="Ready and desired engines: 3/4.")
+    applied: Annotated[dict[str, Annotated[str, Field(max_length=80)]], Field(max_length=256)] | None = Field(
+        None,
+        description="Fields of the spec that the running attempt was made from, other than those at their default, as JSON or, where"
+        " that is long, as digest. A change begins a new attempt of the trainer (trainer.*) or of the whole job.",
+    )
+    nodes: tuple[NodeState, ...] = Field(
+        (), max_length=64, description="Nodes that refused pods.", json_schema_extra=listed_by("name")
+    )
+    refusals: RefusalState | None = Field(None, description="Back-off after refusals of nodes.")
     samplers: tuple[SamplerState, ...] = Field(
         (), max_length=8, description="Pods of the sampler pools.", json_schema_extra=listed_by("name")
     )
     precision: PrecisionState | None = Field(None, description="What auto became.")
     mismatch: MismatchState | None = Field(None, description="Mismatch of trainer and engines.")
     off_policy: OffPolicyState | None = Field(None, description="Ages of samples.")
+    reward: RewardState | None = Field(None, description="Rewards of the samples.")
     conditions: tuple[Condition, ...] = Field(
         (),
         max_length=32,

@@ -91,7 +91,9 @@ class Trainer(Model):
         None,
         description="What lives in host memory. none: nothing, activations included. optimizer: moments (8 bytes a local"
         " parameter). full: fp32 masters, moments and gradients (16 bytes); each rank is then bound to its GPU's NUMA node,"
-        " and gradClip must be unset. Unset: optimizer with backend megatron, none with torch.",
+        " and gradClip must be unset. Unset: optimizer with backend megatron, none with torch. Of the state each pod holds its"
+        " share; with model.parameters its memory request is computed (8Gi a rank beside it) and a template that asks for less is"
+        " refused.",
     )
     freeze_moe_router: bool = Field(default=True, description="Leave the routers of a mixture of experts as they are.")
     compile: bool = Field(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fp8rl_workers.config import PodEnvironment
 from fp8rl_workers.errors import NotYetError, StaleError, SyncError, WorkerError
 from fp8rl_workers.protocol import Decision, Epoch, MemberReport
 from fp8rl_workers.weights.group import Group, join_group
@@ -40,12 +41,11 @@ class Prepared:
 class Agent:
     """One rank's membership of the weight-sync group. Public methods are called from vLLM's loop and return at once."""
 
-    def __init__(self, loader: Loader, hold: Hold, *, job_uid: str, pod_uid: str, pod_ip: str, local_rank: int) -> None:
+    def __init__(self, loader: Loader, hold: Hold, *, job_uid: str, pod: PodEnvironment, local_rank: int) -> None:
         self.loader = loader
         self.hold = hold
         self.job_uid = job_uid
-        self.pod_uid = pod_uid
-        self.pod_ip = pod_ip
+        self.pod = pod
         self.local_rank = local_rank
         self.epoch: Epoch | None = None
         self.prepared: Prepared | None = None
@@ -136,9 +136,9 @@ class Agent:
 
     def _rank_in(self, epoch: Epoch) -> int:
         for member in epoch.members:
-            if member.uid == self.pod_uid:
+            if member.uid == self.pod.pod_uid:
                 return member.ranks[self.local_rank]
-        raise StaleError(f"epoch {epoch.epoch} has no member with this pod's uid {self.pod_uid}")
+        raise StaleError(f"epoch {epoch.epoch} has no member with this pod's uid {self.pod.pod_uid}")
 
 
 class Member:
@@ -174,7 +174,10 @@ class Member:
 
     def _run(self) -> None:
         try:
-            self.group = join_group(self.epoch, self.rank, self.agent.pod_uid, self.agent.pod_ip, give_up=self._give_up)
+            pod = self.agent.pod
+            self.group = join_group(
+                self.epoch, self.rank, pod.pod_uid, pod.pod_ip, token=pod.token, give_up=self._give_up
+            )
             if self.closed:
                 return
             self.agent.joined = self.epoch.epoch

@@ -62,8 +62,7 @@ class Fp8rlTransferEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTra
             self.loader,
             "bf16" if as_bf16 else "codes",
             job_uid=job.uid,
-            pod_uid=pod.pod_uid,
-            pod_ip=pod.pod_ip,
+            pod=pod,
             local_rank=parallel.rank,
         )
 

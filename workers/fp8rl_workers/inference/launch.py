@@ -11,6 +11,7 @@ from typing import Any
 
 from fp8rl_workers.config import ENGINE_PORT, EngineConfig, PodEnvironment
 from fp8rl_workers.errors import InvalidInputError, InvalidModelError
+from fp8rl_workers.inference.caches import RELEASE
 from fp8rl_workers.inference.owned_args import canonical, owned
 from fp8rl_workers.protocol import ResolvedPrecision
 from fp8rl_workers.weights.specs.engine import engine_quantization
@@ -224,12 +225,13 @@ def environment(
     resolved: ResolvedPrecision,
     engine: Engine,
     *,
-    cache_root: str,
+    caches: Mapping[str, str],
 ) -> dict[str, str]:
-    """Environment of vLLM's processes. What the pod's template sets for caches and threads wins."""
+    """Environment of vLLM's processes. What the pod's template sets for caches (`caches.VARIABLES`) and threads wins."""
     pow2 = resolved.scale_format == "pow2"
     plugins = dict.fromkeys([*filter(None, base.get("VLLM_PLUGINS", "").split(",")), "fp8rl"])
     owned_values = {
+        RELEASE: engine.release,
         "FP8RL_RESOLVED": resolved.model_dump_json(),
         "VLLM_PLUGINS": ",".join(plugins),
         "VLLM_HOST_IP": pod.pod_ip,
@@ -237,9 +239,7 @@ def environment(
         "VLLM_USE_DEEP_GEMM_E8M0": "1" if pow2 else "0",
     }
     defaults = {
-        "VLLM_CACHE_ROOT": f"{cache_root}/vllm",
-        "FLASHINFER_WORKSPACE_BASE": f"{cache_root}/flashinfer",
-        "TRITON_CACHE_DIR": f"{cache_root}/triton",
+        **caches,
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": "INFO",

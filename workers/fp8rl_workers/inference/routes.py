@@ -7,6 +7,8 @@ reported as such instead of being waited for.
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
 import time
 from argparse import Namespace
 from typing import Any
@@ -19,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 from fp8rl_workers.config import EngineConfig, PodEnvironment
 from fp8rl_workers.errors import InvalidInputError, NotYetError, WorkerError
 from fp8rl_workers.http import validation_text
+from fp8rl_workers.inference.caches import RELEASE, promote_once_ready
 from fp8rl_workers.inference.spans import NO_VERSION
 from fp8rl_workers.metrics import SYNC_BUCKETS
 from fp8rl_workers.protocol import Decision, EngineState, Epoch
@@ -56,6 +59,7 @@ class Control:
         self.pod = pod
         self.job = job
         self.release = release
+        self.was_ready = False
         self.metrics = EngineMetrics()
 
     async def call(self, name: str, payload: str = "", deadline: float = CALL_DEADLINE_SECONDS) -> dict[str, Any]:
@@ -113,6 +117,11 @@ class Control:
             raise NotYetError(state.error)
         if state.version is None:
             raise NotYetError("no version of the weights is committed yet")
+        if not self.was_ready:
+            self.was_ready = True
+            release = os.environ.get(RELEASE, self.release)
+            work = functools.partial(promote_once_ready, dict(os.environ), self.pod.state_dir, release)
+            asyncio.get_running_loop().run_in_executor(None, work)
 
 
 class RefusedError(WorkerError):

@@ -21,12 +21,14 @@ MARKER = "fp8rl_model.json"
 INDEX = "model.safetensors.index.json"
 
 
-def missing_files(folder: Path) -> list[str]:
-    """What `folder` lacks of a Hugging Face model with safetensors and a fast tokenizer; empty if it is complete."""
+def missing_files(folder: Path, *, weights: bool = True) -> list[str]:
+    """What `folder` lacks of a Hugging Face model with a fast tokenizer and, with `weights`, safetensors; empty if it is complete."""
     if not folder.is_dir():
         return [f"{folder} is no folder"]
     faults = [f"{name}: {fault}" for name in ("config.json", "tokenizer.json") if (fault := _json_fault(folder / name))]
     index = folder / INDEX
+    if not weights:
+        return faults
     if index.is_file():
         fault = _json_fault(index)
         faults += [f"{INDEX}: {fault}"] if fault else _missing_shards(index)

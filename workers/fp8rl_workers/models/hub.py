@@ -9,7 +9,8 @@ from pathlib import Path
 from fp8rl_workers.errors import InvalidInputError, InvalidModelError, WorkerError
 
 TOO_MANY_REQUESTS = 429
-PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model", "*.py"]
+PATTERNS = ["*.json", "*.txt", "*.jinja", "*.model", "*.py"]
+WEIGHTS = "*.safetensors"
 
 
 class HubUnavailableError(WorkerError):
@@ -35,8 +36,8 @@ def resolve_revision(repository: str, revision: str | None) -> str:
     return commit
 
 
-def download(repository: str, commit: str, folder: Path) -> None:
-    """Fetch config, tokenizer and safetensors of `commit` into `folder`.
+def download(repository: str, commit: str, folder: Path, *, weights: bool) -> None:
+    """Fetch config, tokenizer and, with `weights`, safetensors of `commit` into `folder`.
 
     Raises:
         InvalidModelError, HubUnavailableError: as in resolve_revision.
@@ -44,7 +45,8 @@ def download(repository: str, commit: str, folder: Path) -> None:
     from huggingface_hub import snapshot_download
 
     with _model_errors(repository, commit):
-        snapshot_download(repository, revision=commit, local_dir=folder, allow_patterns=PATTERNS)
+        patterns = [*PATTERNS, *([WEIGHTS] if weights else [])]
+        snapshot_download(repository, revision=commit, local_dir=folder, allow_patterns=patterns)
 
 
 def list_dataset(repository: str, revision: str | None) -> tuple[str, list[str]]:

@@ -6,6 +6,7 @@ Environment:
     FP8RL_MODEL_PATH    the folder that the role reads. builtin and hub: made; otherwise: checked
     FP8RL_CACHE_DIR     optional: builtin and hub models are kept there by content, FP8RL_MODEL_PATH becomes a link into it.
                         Unset: FP8RL_MODEL_PATH itself is made
+    FP8RL_MODEL_WEIGHTS optional: `no` leaves the weights of builtin and hub models out; engines get theirs from the trainer
     HF_TOKEN            optional: token of the hub
 Exit code 0: the folder is complete. Else one line on stderr says what is wrong and what to do: 65, the input; 1, anything else.
 """
@@ -24,6 +25,7 @@ from fp8rl_workers.errors import InvalidInputError, InvalidModelError, WorkerErr
 from fp8rl_workers.models.folder import link, make_once, missing_files
 from fp8rl_workers.models.hub import download, resolve_revision
 from fp8rl_workers.models.recipe import RECIPES, Recipe
+from fp8rl_workers.process import end_on_sigterm
 
 Say = Callable[[str], None]
 
@@ -36,6 +38,7 @@ class Request:
     revision: str | None
     path: Path
     cache: Path | None
+    weights: bool = True
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Request:
@@ -55,7 +58,9 @@ class Request:
             raise InvalidInputError(f"FP8RL_MODEL_SOURCE: an object is needed, got {model!r}")
         source = {name: value for name, value in (model.get("source") or {}).items() if value is not None}
         cache = environ.get("FP8RL_CACHE_DIR")
-        return cls(source, model.get("revision"), Path(environ["FP8RL_MODEL_PATH"]), Path(cache) if cache else None)
+        weights = environ.get("FP8RL_MODEL_WEIGHTS") != "no"
+        path = Path(environ["FP8RL_MODEL_PATH"])
+        return cls(source, model.get("revision"), path, Path(cache) if cache else None, weights)
 
 
 def prepare(request: Request, say: Say) -> None:
@@ -67,18 +72,20 @@ def prepare(request: Request, say: Say) -> None:
     """
     if "builtin" in request.source:
         recipe = find_recipe(request.source["builtin"]["name"])
-        place(request, f"{recipe.name}-{recipe.digest()}", lambda folder: make_builtin(recipe, folder, say), say)
+        make = make_builtin if request.weights else make_builtin_config
+        place(request, f"{recipe.name}-{recipe.digest()}", lambda folder: make(recipe, folder, say), say)
     elif "hub" in request.source:
         repository = request.source["hub"]["repository"]
         commit = resolve_revision(repository, request.revision)
         name = f"{repository.replace('/', '--')}-{commit}"
-        place(request, name, lambda folder: download(repository, commit, folder), say)
-    check(request.path)
+        place(request, name, lambda folder: download(repository, commit, folder, weights=request.weights), say)
+    check(request)
     say(f"model is complete: {request.path}")
 
 
 def place(request: Request, identity: str, build: Callable[[Path], None], say: Say) -> None:
     """Build the model `identity` in the cache, if there is one, and link to it; else in `request.path`."""
+    identity += "" if request.weights else "-config"
     target = request.path if request.cache is None else request.cache / "models" / identity
     if not make_once(target, identity, build, say):
         say(f"found {target}")
@@ -106,9 +113,19 @@ def make_builtin(recipe: Recipe, folder: Path, say: Say) -> None:
     write_model(recipe, folder, say)
 
 
-def check(folder: Path) -> None:
-    """Raise InvalidModelError with all that `folder` lacks."""
-    faults = missing_files(folder)
+def make_builtin_config(recipe: Recipe, folder: Path, say: Say) -> None:
+    """Write the builtin model's files without its weights."""
+    from fp8rl_workers.models.warmup import write_config
+
+    write_config(recipe, folder)
+    say(f"{recipe.name}: config and tokenizer; the weights come from the trainer")
+
+
+def check(request: Request) -> None:
+    """Raise InvalidModelError with all that the folder lacks."""
+    folder = request.path
+    made = "builtin" in request.source or "hub" in request.source
+    faults = missing_files(folder, weights=request.weights or not made)
     if faults:
         raise InvalidModelError(
             f"model.path: {folder} is no complete model: {'; '.join(faults)}; put the Hugging Face files (config.json,"
@@ -118,6 +135,7 @@ def check(folder: Path) -> None:
 
 def main() -> int:
     """Run the command; the exit code."""
+    end_on_sigterm()
     try:
         prepare(Request.read(os.environ), lambda line: print(line, flush=True))
     except WorkerError as error:

@@ -25,6 +25,7 @@ from fp8rl_workers.config import Record
 from fp8rl_workers.errors import InvalidInputError, WorkerError, refuse
 from fp8rl_workers.http import validation_text
 from fp8rl_workers.models.hub import download_dataset, list_dataset
+from fp8rl_workers.process import end_on_sigterm
 
 SUFFIX = ".jsonl"
 SHOWN_FILES = 20
@@ -96,6 +97,7 @@ def _belongs(name: PurePosixPath, source: Source) -> bool:
 
 def main() -> int:
     """Run the command; the exit code."""
+    end_on_sigterm()
     try:
         source = Source.model_validate_json(os.environ["FP8RL_DATASET_SOURCE"])
         path = Path(os.environ["FP8RL_DATASET_PATH"])

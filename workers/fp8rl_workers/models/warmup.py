@@ -102,17 +102,29 @@ def rate(step: int, steps: int) -> float:
 
 def write_model(recipe: Recipe, folder: Path, progress: Progress) -> None:
     """Warm up and save config, generation config, BF16 safetensors and tokenizer into the existing `folder`."""
-    model = warm_up(recipe, progress).to(torch.bfloat16)
+    save(warm_up(recipe, progress), recipe.shape, folder)
+
+
+def write_config(recipe: Recipe, folder: Path) -> None:
+    """Save what `write_model` saves, but the weights."""
+    save(build_model(recipe.shape, recipe.seed), recipe.shape, folder)
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+
+
+def save(model: Qwen3ForCausalLM, shape: ModelShape, folder: Path) -> None:
+    """The model as Hugging Face files in BF16, with the tokenizer of its shape."""
+    model.to(torch.bfloat16)
     model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=PAD_ID)
     disable_progress_bar()
     model.save_pretrained(folder)
-    build_tokenizer(recipe.shape.vocabulary).save(str(folder / "tokenizer.json"))
+    build_tokenizer(shape.vocabulary).save(str(folder / "tokenizer.json"))
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": EOS,
         "pad_token": PAD,
         "unk_token": UNKNOWN,
-        "model_max_length": recipe.shape.context,
+        "model_max_length": shape.context,
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")

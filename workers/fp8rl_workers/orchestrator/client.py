@@ -24,7 +24,7 @@ from fp8rl_workers.errors import (
     SyncError,
     WorkerError,
 )
-from fp8rl_workers.http import validation_text
+from fp8rl_workers.http import base_url, validation_text
 from fp8rl_workers.orchestrator import sampling
 from fp8rl_workers.orchestrator.environments import Completion
 from fp8rl_workers.protocol import (
@@ -149,7 +149,7 @@ class Trainer:
 
     @classmethod
     def at(cls, session: aiohttp.ClientSession, address: str) -> Trainer:
-        return cls(Peer(session, f"http://{address}:{TRAINER_PORT}"))
+        return cls(Peer(session, base_url(address, TRAINER_PORT)))
 
     async def state(self) -> TrainerState:
         return await self.peer.record(TrainerState, "GET", "/v1/state", seconds=STATE_SECONDS)
@@ -176,7 +176,7 @@ class Engine:
 
     @classmethod
     def at(cls, session: aiohttp.ClientSession, address: str) -> Engine:
-        return cls(Peer(session, f"http://{address}:{ENGINE_PORT}"))
+        return cls(Peer(session, base_url(address, ENGINE_PORT)))
 
     async def state(self) -> EngineState:
         return await self.peer.record(EngineState, "GET", "/fp8rl/v1/state", seconds=STATE_SECONDS)

@@ -99,11 +99,11 @@ class Dispatcher:
         return sum(item.in_flight for item in self.replicas.values())
 
     def add(self, uid: str, pod: str, engine: Engine) -> None:
-        """A replica that may get requests once it serves a version."""
-        self.replicas.setdefault(uid, Replica(uid, pod, engine))
+        """A replica that may get requests once it serves a version. A node's restart may give a pod another address."""
+        self.replicas.setdefault(uid, Replica(uid, pod, engine)).engine = engine
 
     def remove(self, uid: str) -> None:
-        """A replica that is no longer part of the job; its calls in flight are sent again elsewhere as they fail."""
+        """A replica that is no longer part of the job; its calls in flight are sent again elsewhere at once."""
         self.lose(uid, "removed")
         self.replicas.pop(uid, None)
 

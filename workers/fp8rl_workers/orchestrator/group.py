@@ -145,7 +145,7 @@ class Group:
 
     async def _adopt(self) -> None:
         newest = self.conductor.lineage.newest
-        for uid, state in self.members.states.items():
+        for uid, state in list(self.members.states.items()):
             replica = self.conductor.dispatcher.replicas.get(uid)
             if newest is None or replica is None or replica.serving or replica.fenced not in {"", LOST, SUSPECT}:
                 continue
@@ -183,7 +183,7 @@ class Group:
         seen = [item.state.epoch_told or item.state.epoch or 0 for item in view.participants]
         number = max([self.journal.data.epoch_number, *seen]) + 1
         epoch = epochs.form_epoch(document, view.participants, number, self._port, self._timeout)
-        self.journal.save(epoch=None, epoch_number=number, document=document)
+        self.journal.save(epoch=None, epoch_number=number)
         engines = [self.members.engines[item.member.uid] for item in view.participants]
         report, *answers = await asyncio.gather(
             trainer.join(epoch), *(engine.join(epoch) for engine in engines), return_exceptions=True

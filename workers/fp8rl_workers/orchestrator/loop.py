@@ -124,7 +124,7 @@ class Loop:
         if newest is None or (newest.attempt, newest.step) != (self.training.attempt, self.training.step):
             return False
         serving = [item for item in self.parts.dispatcher.replicas.values() if item.serving]
-        return self.parts.group.in_sync and len(serving) >= self.parts.config.min_replicas
+        return self.parts.group.in_sync and len(serving) >= self.parts.min_replicas
 
     async def _step(self, step: int) -> None:
         progress, rollouts = self.parts.progress, self.parts.rollouts

@@ -1,8 +1,9 @@
 """What trainer and engines say about themselves, asked every POLL_SECONDS. Hands the resolved precision to waiting engines.
 
 An engine that served and refuses connections LOST_AFTER times in a row, or is silent for `silence_seconds`, is lost: it
-leaves `states` and its requests go elsewhere. One that has not served yet may be silent for as long as it boots. Whoever takes
-long to answer holds nobody up: after PATIENCE_SECONDS its answer is heard when it comes.
+leaves `states` and its requests go elsewhere. So does one in whose place another pod answers: a pod's address may be given to the
+next one. One that has not served yet may be silent for as long as it boots. Whoever takes long to answer holds nobody up: after
+PATIENCE_SECONDS its answer is heard when it comes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 
 import aiohttp
 
-from fp8rl_workers.errors import WorkerError
+from fp8rl_workers.errors import StaleError, WorkerError
 from fp8rl_workers.orchestrator.client import Engine, EngineReleaseError, PeerLostError, Trainer
 from fp8rl_workers.orchestrator.epochs import trainers_of
 from fp8rl_workers.protocol import EngineState, GroupDocument, GroupMember, ResolvedPrecision, TrainerState
@@ -30,7 +31,10 @@ TRAINER = "trainer"
 
 
 class Members:
-    """The document and the newest state of each of its pods."""
+    """The document and the newest state of each of its pods.
+
+    `on_lost` is told of an engine that is lost, `on_left` of one that is in the document no more; both by uid.
+    """
 
     def __init__(
         self,
@@ -38,6 +42,7 @@ class Members:
         max_model_len: int,
         silence_seconds: float,
         on_lost: Callable[[str], None],
+        on_left: Callable[[str], None],
     ) -> None:
         self.session = session
         self.silence_seconds = silence_seconds
@@ -48,6 +53,7 @@ class Members:
         self.trainer_state: TrainerState | None = None
         self.changed = asyncio.Event()
         self._on_lost = on_lost
+        self._on_left = on_left
         self._asked = 0
         self._answered = 0
         self._numbers: dict[str, int] = {}
@@ -79,8 +85,9 @@ class Members:
         self.document = document
         wanted = {item.uid: item for item in document.members if item.role == "inference"}
         for uid in set(self.engines) - set(wanted):
+            log.info("%s has left the group document", uid)
             self._forget(uid)
-            del self.engines[uid]
+            self._on_left(uid)
         self.engines = {uid: Engine.at(self.session, item.address) for uid, item in wanted.items()}
         self.changed.set()
         return True
@@ -153,7 +160,7 @@ class Members:
         self._asked += 1
         number = self._asked
         try:
-            state = await trainer.state()
+            state = self._of_this_pod(await trainer.state())
             self._misses[TRAINER] = 0
             if number > self._answered:  # an answer that was overtaken by a later one is old
                 self._answered, self.trainer_state = number, state
@@ -164,6 +171,17 @@ class Members:
                 log.debug("trainer: %s", error)
         self.changed.set()
 
+    def _of_this_pod(self, state: TrainerState) -> TrainerState:
+        """The trainer's state, unless another pod than the document's answers.
+
+        Raises:
+            StaleError: it does.
+        """
+        pods = trainers_of(self.document) if self.document is not None else []
+        if pods and state.uid and state.uid != pods[0].uid:
+            raise StaleError(f"{state.pod} ({state.uid}) answers at the address of {pods[0].pod} ({pods[0].uid})")
+        return state
+
     async def _ask_engine(self, member: GroupMember) -> None:
         engine = self.engines.get(member.uid)
         if engine is None:
@@ -171,6 +189,9 @@ class Members:
         number = self._numbers[member.uid] = self._numbers.get(member.uid, 0) + 1
         try:
             state = await engine.state()
+            if state.uid != member.uid:
+                self._replaced(member, state)
+                return
             if state.phase == "waiting" and self.resolved is not None:
                 await engine.resolve(self.resolved)
             if state.phase == "serving" and member.uid not in self._checked:
@@ -200,6 +221,10 @@ class Members:
             self._served.add(member.uid)
         self.states[member.uid] = state
         self.changed.set()
+
+    def _replaced(self, member: GroupMember, state: EngineState) -> None:
+        if member.uid in self.states:
+            self._lose(member, f"{state.pod} ({state.uid}) answers at its address")
 
     def _miss(self, member: GroupMember, *, refused: bool) -> None:
         if member.uid not in self._served:

@@ -27,6 +27,7 @@ from fp8rl_workers.orchestrator.rollouts import Rollouts, RolloutSettings
 from fp8rl_workers.orchestrator.sampling import SamplingOptions, stop_tokens
 from fp8rl_workers.orchestrator.staleness import DropReason
 from fp8rl_workers.orchestrator.syncing import Conductor, Outcome
+from fp8rl_workers.protocol import GroupDocument
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -53,6 +54,19 @@ class Parts:
     evaluation_environment: Environment
     heldout: list[Example]
 
+    @property
+    def min_replicas(self) -> int:
+        """inference.minReplicas as it is now."""
+        return self.rollouts.min_replicas
+
+    def accept(self, document: GroupDocument) -> bool:
+        """Take a group document over unless it is older than the one at hand; returns whether it was taken."""
+        if not self.members.accept(document):
+            return False
+        self.rollouts.min_replicas = document.min_replicas
+        self.rollouts.wake()
+        return True
+
 
 def build_parts(config: OrchestratorConfig, pod: PodEnvironment, session: aiohttp.ClientSession) -> Parts:
     """Make and wire the parts.
@@ -69,9 +83,10 @@ def build_parts(config: OrchestratorConfig, pod: PodEnvironment, session: aiohtt
     environment = environment_of(config.environment)
     policy = policy_of(config, environment)
     sync = config.weight_sync
-    members = Members(session, policy.max_model_len, sync.timeout_seconds, policy.dispatcher.lose)
+    dispatcher = policy.dispatcher
+    members = Members(session, policy.max_model_len, sync.timeout_seconds, dispatcher.lose, dispatcher.remove)
     rollouts = rollouts_of(config, environment, policy, lineage, drop_recorder(config, metrics, progress))
-    conductor = Conductor(journal, lineage, members, policy.dispatcher, rollouts.wake)
+    conductor = Conductor(journal, lineage, members, dispatcher, rollouts.wake)
     group = Group(conductor, records, sync.port, sync.timeout_seconds)
     evaluated = environment if config.evaluation.environment is None else environment_of(config.evaluation.environment)
     parts = Parts(
@@ -81,7 +96,7 @@ def build_parts(config: OrchestratorConfig, pod: PodEnvironment, session: aiohtt
         records=records,
         metrics=metrics,
         members=members,
-        dispatcher=policy.dispatcher,
+        dispatcher=dispatcher,
         group=group,
         rollouts=rollouts,
         policy=policy,
@@ -177,7 +192,6 @@ def rollout_settings(config: OrchestratorConfig) -> RolloutSettings:
         groups_per_batch=groups,
         limit=config.max_off_policy_steps,
         total_steps=config.steps,
-        min_replicas=config.min_replicas,
     )
 
 

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 MAX_TRIES = 3
 MAX_ERRORS_IN_A_ROW = 12
 LATE_SECONDS = 5.0
+STOP_SECONDS = 2.0
 
 
 class RolloutError(WorkerError):
@@ -54,7 +55,6 @@ class RolloutSettings:
     groups_per_batch: int
     limit: int
     total_steps: int
-    min_replicas: int
 
 
 @dataclass
@@ -68,7 +68,7 @@ class RolloutCounts:
 
 
 class Rollouts:
-    """The groups that are not consumed yet. `paused`: nothing new is started."""
+    """The groups that are not consumed yet. `paused`, or fewer than `min_replicas` engines serve: nothing new is started."""
 
     def __init__(
         self,
@@ -81,6 +81,7 @@ class Rollouts:
         on_drop: Callable[[DropReason, int, int], None],
     ) -> None:
         self.settings = settings
+        self.min_replicas = 1
         self.cursor = Cursor()
         self.counts = RolloutCounts()
         self.attempt = 0
@@ -121,7 +122,7 @@ class Rollouts:
         newest = self._lineage.newest
         dispatcher = self._policy.dispatcher
         serving = sum(item.serving for item in dispatcher.replicas.values())
-        if self.paused or newest is None or newest.attempt != self.attempt or serving < self.settings.min_replicas:
+        if self.paused or newest is None or newest.attempt != self.attempt or serving < self.min_replicas:
             return
         pace = Pace(
             consumed_step=self.consumed_step,
@@ -168,12 +169,13 @@ class Rollouts:
             await self._changed.wait()
 
     async def stop(self) -> None:
-        """Cancel everything in flight."""
+        """Cancel everything in flight; an environment that does not let itself be cancelled is left behind."""
         self.paused = True
         tasks = [group.task for group in self._groups.values() if group.task is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks, timeout=STOP_SECONDS)
 
     def wake(self) -> None:
         """Something changed outside: a version, a replica, a pause."""

@@ -11,9 +11,14 @@ from fp8rl_workers.orchestrator.status import build_status
 from fp8rl_workers.protocol import GroupDocument
 
 
-def same_members(known: GroupDocument | None, document: GroupDocument) -> bool:
-    """Whether a document says what is known already (its generation grows all the same)."""
-    return known is not None and known.model_copy(update={"generation": document.generation}) == document
+def refuse_older(document: GroupDocument, held: GroupDocument) -> web.Response:
+    """The 409 to an older document, with what the operator needs to write a newer one."""
+    text = (
+        f"group document {document.attempt}/{document.generation} (attempt/generation) is older than {held.attempt}/{held.generation}, "
+        f"which this orchestrator holds: send it again with a generation over {held.generation}"
+    )
+    body = {"error": text, "reason": "StaleDocument", "attempt": held.attempt, "generation": held.generation}
+    return web.json_response(body, status=409)
 
 
 def build_app(parts: Parts, token: str) -> web.Application:
@@ -23,8 +28,10 @@ def build_app(parts: Parts, token: str) -> web.Application:
         document = await read_record(request, GroupDocument)
         if document.job_uid != parts.config.uid:
             raise StaleError(f"group document of job {document.job_uid}, this is job {parts.config.uid}")
-        known = parts.journal.data.document
-        if parts.members.accept(document) and not same_members(known, document):
+        held = parts.members.document
+        if not parts.accept(document) and held is not None:
+            return refuse_older(document, held)
+        if parts.journal.data.document != document:
             parts.journal.save(document=document)
         return record_response(build_status(parts))
 

@@ -20,7 +20,7 @@ def build_status(parts: Parts) -> OrchestratorStatus:
     off_policy = {"dropped": float(sum(parts.rollouts.counts.dropped.values()))}
     if "off_policy_max" in metrics:
         off_policy |= {"max": metrics["off_policy_max"], "mean": metrics["off_policy_mean"]}
-    newest = parts.lineage.newest
+    newest, document = parts.lineage.newest, parts.members.document
     return OrchestratorStatus(
         job_uid=parts.config.uid,
         attempt=progress.attempt,
@@ -30,6 +30,8 @@ def build_status(parts: Parts) -> OrchestratorStatus:
         version=newest.version if newest is not None else 0,
         epoch=parts.journal.data.epoch_number,
         world_size=epoch.world_size if epoch is not None else 0,
+        group_attempt=document.attempt if document is not None else 0,
+        group_generation=document.generation if document is not None else 0,
         members=member_statuses(parts),
         resolved=parts.members.resolved,
         waiting_for=waiting_for(parts),
@@ -53,8 +55,8 @@ def waiting_for(parts: Parts) -> str:
     if parts.group.waiting_for:
         return parts.group.waiting_for
     serving = sum(item.serving for item in parts.dispatcher.replicas.values())
-    if serving < parts.config.min_replicas:
-        return f"{parts.config.min_replicas} serving engines (inference.minReplicas), {serving} serve"
+    if serving < parts.min_replicas:
+        return f"{parts.min_replicas} serving engines (inference.minReplicas), {serving} serve"
     if progress.activity.startswith("rollouts"):
         return f"{progress.activity}: {parts.rollouts.num_queued} of {parts.config.batch_size} samples are finished"
     return progress.activity or "the run to start"
@@ -69,6 +71,7 @@ def member_statuses(parts: Parts) -> list[MemberStatus]:
     return [
         MemberStatus(
             pod=item.pod,
+            uid=item.uid,
             role=item.role,
             ranks=ranks.get(item.uid, []),
             version=version_of(parts, item),

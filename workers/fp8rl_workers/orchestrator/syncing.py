@@ -172,9 +172,10 @@ class Conductor:
         self.on_decided()
 
     async def _commit(self, uid: str, decision: Decision, seconds: float) -> machine.Event:
+        """Commit on one engine; an engine that has left the group document is lost, and no fault."""
         deadline = time.monotonic() + seconds
         engine = self.members.engines.get(uid)
-        while engine is not None:
+        while engine is not None and uid in self.members.engines:
             try:
                 left = max(deadline - time.monotonic(), RETRY_SECONDS)
                 event = await self._commit_once(uid, engine, decision, left)
@@ -188,7 +189,7 @@ class Conductor:
                 if isinstance(event, machine.Committed) and event.report.digest == decision.digest:
                     await self.dispatcher.serve(uid, decision.version)
                 return event
-        return machine.CommitFailed(uid, "left the group document")
+        return machine.Lost(uid)
 
     async def _commit_once(self, uid: str, engine: Engine, decision: Decision, seconds: float) -> machine.Event:
         try:

@@ -7,7 +7,6 @@ of loss tokens, so neither padding nor the cut into micro-batches changes loss o
 
 from __future__ import annotations
 
-import resource
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from fp8rl_workers.config import TrainerConfig
-from fp8rl_workers.errors import NonFiniteError, OutOfMemoryError
+from fp8rl_workers.errors import NonFiniteError
 from fp8rl_workers.protocol import ResolvedPrecision, Sample
 from fp8rl_workers.trainer.batch import MicroBatch, check_samples, pack
 from fp8rl_workers.trainer.loss import mismatch_metrics, policy_loss, reference_kl
+from fp8rl_workers.trainer.memory import estimate, is_out_of_memory, out_of_memory, peak_memory_bytes
 from fp8rl_workers.trainer.model import Policy, token_logprobs
 from fp8rl_workers.trainer.optimizer import clip_gradients, gradient_norm, learning_rate, make_optimizer
 from fp8rl_workers.weights.cast import Rounding
 
-GIB = 1 << 30
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "GB200": 2.5e15, "B200": 2.25e15, "A100": 312e12}
 
 
@@ -52,7 +51,7 @@ class BatchTotals:
 
 
 class TorchTrainer:
-    """The trainer's backend for one process. `step` is the last finished step."""
+    """The trainer's backend for one process. `step`: the last finished one; `expected`: the memory that a step should need."""
 
     def __init__(
         self,
@@ -73,6 +72,8 @@ class TorchTrainer:
         self._vocabulary = int(model["vocab_size"])
         self._masters = {name: m for name, m in self.policy.masters.items() if name not in self.policy.frozen}
         self._optimizer = make_optimizer(self._masters, config.optimizer)
+        parameters, trained = (sum(m.numel() for m in group.values()) for group in (self.policy.masters, self._masters))
+        self.expected = estimate(parameters, trained, model, config)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """HF name and BF16 weight of each tensor, in the order in which they travel. Hold `weights_lock`."""
@@ -105,11 +106,12 @@ class TorchTrainer:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise out_of_memory(step, error) from error
+            raise out_of_memory(f"step {step}", error, self.config, self.expected) from error
         metrics = batch_metrics(batches, totals, num_loss) | timing
         metrics["forward_backward_seconds"] = computed - start
         metrics["train_seconds"] = time.monotonic() - start
         metrics["peak_memory_bytes"] = peak_memory_bytes()
+        metrics["estimated_memory_bytes"] = float(self.expected.total)
         return metrics | self._utilization(metrics)
 
     def apply(self, step: int, gradients: Mapping[str, Tensor]) -> dict[str, float]:
@@ -209,30 +211,9 @@ def batch_metrics(batches: Sequence[MicroBatch], totals: BatchTotals, num_loss: 
     } | mismatch_metrics(torch.cat(totals.logprobs), torch.cat(totals.inference_logprobs))
 
 
-def peak_memory_bytes() -> float:
-    """Peak of the device's memory, of the process's resident memory on a CPU."""
-    if torch.cuda.is_available():
-        return float(torch.cuda.max_memory_allocated())
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-
-
 def peak_flops() -> float | None:
     """Dense BF16 FLOPs per second of the device, None where it is not known."""
     if not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name()
     return next((flops for card, flops in PEAK_FLOPS.items() if card in name), None)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory has run out; torch has a class for that on devices, a text only on a CPU."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
-
-
-def out_of_memory(step: int, error: BaseException) -> OutOfMemoryError:
-    """What to say when memory has run out."""
-    peak = peak_memory_bytes() / GIB
-    return OutOfMemoryError(
-        f"rank 0, step {step}: out of memory, peak {peak:.1f} GiB ({str(error).partition(chr(10))[0]}); "
-        "lower trainer.tokensPerMicroBatch, double trainer.parallelism.context (halves the tokens per rank), or set trainer.offload"
-    )

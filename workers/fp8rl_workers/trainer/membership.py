@@ -118,7 +118,8 @@ class Membership:
         host, give_up = self._store if rank == 0 else None, self._give_up
 
         def work() -> Group:
-            return join_group(epoch, rank, self._pod.pod_uid, self._pod.pod_ip, host, give_up=give_up)
+            pod = self._pod
+            return join_group(epoch, rank, pod.pod_uid, pod.pod_ip, host, token=pod.token, give_up=give_up)
 
         try:
             group = await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -24,6 +24,7 @@ from fp8rl_workers.protocol import ResolvedPrecision, StepRequest, StepResult, S
 from fp8rl_workers.trainer.checkpoint import Meta, identity
 from fp8rl_workers.trainer.loading import Loaded, load, resolve
 from fp8rl_workers.trainer.membership import Membership
+from fp8rl_workers.trainer.memory import is_out_of_memory, out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +124,7 @@ class TrainerService:
             self._resume(loaded.resumed)
         self._loaded = loaded
         log.info("model loaded from %s, step %d, wire %s", folder, loaded.trainer.step, facts.resolved.wire)
+        log.info("memory of a step, estimated: %s", loaded.trainer.expected)
 
     async def step(self, request: StepRequest) -> StepResult:
         """Train one step.
@@ -255,6 +257,14 @@ class TrainerService:
             self._progress.reason, self._progress.message = error.reason, str(error)
             log.error("trainer failed, %s: %s", error.reason, error)
 
+    def _unforeseen(self, error: Exception) -> WorkerError:
+        if not is_out_of_memory(error):
+            return InternalError(f"{type(error).__name__}: {error}; the trainer's log has the stack")
+        if self._loaded is None:
+            return out_of_memory("loading the model", error, self._config, None)
+        trainer = self._loaded.trainer
+        return out_of_memory(f"beside step {trainer.step + 1}", error, self._config, trainer.expected)
+
     async def _run(self, work: Callable[[], T]) -> T:
         return await self._watched(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
@@ -268,7 +278,7 @@ class TrainerService:
             self._fail(error)
             raise
         except Exception as error:
-            log.exception("a fault of the program")
-            failure = InternalError(f"{type(error).__name__}: {error}; the trainer's log has the stack")
+            log.exception("a fault of the program, or memory that has run out")
+            failure = self._unforeseen(error)
             self._fail(failure)
             raise failure from error

@@ -53,12 +53,12 @@ class StoreHost:
     """The store's server, in the trainer's rank 0, on one address and never on all of them."""
 
     def __init__(self, address: str, port: int) -> None:
-        """Listen on `address`; port 0 takes a free one.
+        """Listen on `address`, IPv4 or IPv6; port 0 takes a free one.
 
         Raises:
             InvalidInputError: the address is in use or not this machine's.
         """
-        listener = socket.socket()
+        listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((address, port))
@@ -88,12 +88,22 @@ class StoreHost:
 class Group:
     """One rank's membership of one epoch. Made by `join_group`; every method may be called from any thread."""
 
-    def __init__(self, epoch: Epoch, rank: int, store: Store, host: StoreHost | None, give_up: threading.Event) -> None:
+    def __init__(
+        self,
+        epoch: Epoch,
+        rank: int,
+        store: Store,
+        *,
+        prefix: str,
+        host: StoreHost | None,
+        give_up: threading.Event,
+    ) -> None:
         self.epoch = epoch
         self.rank = rank
         self.closed = False
         self.wire: Wire
-        self._store = store
+        self._store = PrefixStore(prefix, store)
+        self._prefix = prefix
         self._host = host
         self._give_up = give_up
         self._current: int | None = None
@@ -167,7 +177,7 @@ class Group:
             self.wire.close()
         if self._host is not None:
             self._store.set("closed", "1")
-            self._host.purge(store_prefix(self.epoch.job_uid, self.epoch.epoch) + "/")
+            self._host.purge(f"{self._prefix}/")
 
     def connect(self, transport: str, address: str, timeout: float) -> None:
         """Open the wire to all ranks that signed in."""
@@ -263,7 +273,7 @@ def connect_store(epoch: Epoch, deadline: float, give_up: threading.Event) -> St
                 raise JoinError(f"no store answers at {place} within {epoch.timeout_seconds:g} s", [0]) from error
             time.sleep(CONNECT_RETRY_SECONDS)
         else:
-            return PrefixStore(store_prefix(epoch.job_uid, epoch.epoch), client)
+            return client
 
 
 def join_group(
@@ -273,6 +283,7 @@ def join_group(
     address: str,
     host: StoreHost | None = None,
     *,
+    token: str,
     give_up: threading.Event | None = None,
 ) -> Group:
     """Join an epoch; blocks for at most about `epoch.timeout_seconds`. Close the group of the epoch before it first.
@@ -283,6 +294,7 @@ def join_group(
         uid: UID of this pod; a rank belongs to one pod.
         address: The pod's own address to bind to.
         host: The store's server, in the trainer's rank 0.
+        token: The job's control token; a member with another one never signs in.
         give_up: Set by another thread to leave: the join, or any later call, ends with a SyncError.
 
     Raises:
@@ -292,7 +304,9 @@ def join_group(
     """
     deadline = time.monotonic() + epoch.timeout_seconds
     event = give_up or threading.Event()
-    group = Group(epoch, rank, connect_store(epoch, deadline, event), host, event)
+    prefix = store_prefix(token, epoch.job_uid, epoch.epoch)
+    store = connect_store(epoch, deadline, event)
+    group = Group(epoch, rank, store, prefix=prefix, host=host, give_up=event)
     try:
         group.sign_in(uid)
         group.await_start(deadline)

@@ -1,7 +1,19 @@
 """Every rule over several fields, in one list that command line, controller and CRD share."""
 
-from fp8rl_operator.spec.checks import cards, layout, metadata, pools, precision, sampling, templates
+from fp8rl_operator.spec.checks import (
+    cards,
+    layout,
+    metadata,
+    paths,
+    pools,
+    precision,
+    resources,
+    sampling,
+    templates,
+    tolerations,
+)
 from fp8rl_operator.spec.checks.base import Cel, Check
+from fp8rl_operator.spec.checks.transitions import TRANSITIONS
 
 CHECKS: tuple[Check, ...] = (
     *metadata.CHECKS,
@@ -11,11 +23,12 @@ CHECKS: tuple[Check, ...] = (
     *pools.CHECKS,
     *sampling.CHECKS,
     *templates.CHECKS,
+    *paths.CHECKS,
+    *resources.CHECKS,
+    *tolerations.CHECKS,
 )
 
-# What only the API server can tell, since it alone sees the object as it was.
-TRANSITIONS: tuple[Cel, ...] = (
-    Cel("spec.managedBy", "self == oldSelf", "managedBy is immutable; delete the job and make it anew"),
-)
+CONTROLLER_ONLY: dict[str, str] = {check.name: check.beyond_cel for check in CHECKS if check.beyond_cel}
+"""Rules by which the controller refuses a job that the API server took, each with what CEL cannot say of it. No other does."""
 
-__all__ = ["CHECKS", "TRANSITIONS", "Cel", "Check"]
+__all__ = ["CHECKS", "CONTROLLER_ONLY", "TRANSITIONS", "Cel", "Check"]

@@ -37,13 +37,15 @@ class Check:
     """One rule over several fields, shared by command line and controller.
 
     `find` yields the faults of a job. `reads` are the fields that it looks at: where one of them is faulty by itself the
-    check is skipped. `cel` says the same to the API server, as far as it can; `beyond_cel` is what it cannot say, and why.
+    check is skipped. `cel` says the same to the API server; `beyond_cel` is what it cannot say, and why. `by_schema`: the
+    schema alone says it, and how.
     """
 
     find: Find
     reads: tuple[str, ...]
     cel: tuple[Cel, ...] = ()
     beyond_cel: str = ""
+    by_schema: str = ""
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ EXPERT_TENSOR = ("expert_tensor_parallel_size", "expert-tensor-parallel-size")
 
 
 def parallelism_divides_the_gpus(job: FP8RLJob) -> Iterator[Fault]:
-    """The product tensor * pipeline * context divides the world, and so does what the experts take (tensor * expert * pipeline)."""
+    """The product tensor * pipeline * context divides the world."""
     trainer, layout = job.spec.trainer, job.spec.trainer.parallelism
     world = trainer.replicas * trainer.gpus_per_replica
     if world == 0:
@@ -26,15 +26,21 @@ def parallelism_divides_the_gpus(job: FP8RLJob) -> Iterator[Fault]:
             f"{layout.tensor} x {layout.pipeline} x {layout.context} = {dense} does not divide {total}",
             f"choose a product that divides {world}, or replicas and gpusPerReplica that are a multiple of {dense}",
         )
+
+
+def experts_divide_the_gpus(job: FP8RLJob) -> Iterator[Fault]:
+    """What the experts take (expert tensor * expert * pipeline) divides the world."""
+    trainer, layout = job.spec.trainer, job.spec.trainer.parallelism
+    world = trainer.replicas * trainer.gpus_per_replica
     given = next((trainer.megatron_args[key] for key in EXPERT_TENSOR if key in trainer.megatron_args), None)
     expert_tensor = given if isinstance(given, int) and given > 0 else layout.tensor
     sparse = expert_tensor * layout.expert * layout.pipeline
-    if layout.expert > 1 and world % sparse:
+    if layout.expert > 1 and world and world % sparse:
         yield Fault(
             "spec.trainer.parallelism.expert",
             layout.expert,
             f"expert tensor {expert_tensor} x expert {layout.expert} x pipeline {layout.pipeline} = {sparse} does not divide"
-            f" {total}",
+            f" replicas {trainer.replicas} x gpusPerReplica {trainer.gpus_per_replica} = {world} GPUs",
             f"choose an expert parallelism whose product divides {world}, or set megatronArgs.expert_tensor_parallel_size",
         )
 
@@ -61,7 +67,12 @@ def torch_is_one_process(job: FP8RLJob) -> Iterator[Fault]:
                 "backend torch is one process on at most one GPU",
                 f"set it to {most}, or backend: megatron",
             )
-    if trainer.megatron_args:
+
+
+def torch_has_no_megatron_args(job: FP8RLJob) -> Iterator[Fault]:
+    """Backend torch takes no arguments of Megatron."""
+    trainer = job.spec.trainer
+    if trainer.backend == "torch" and trainer.megatron_args:
         yield Fault(
             "spec.trainer.megatronArgs",
             ", ".join(trainer.megatron_args),
@@ -126,12 +137,7 @@ DENSE = "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.
 CHECKS = (
     Check(
         parallelism_divides_the_gpus,
-        reads=(
-            "spec.trainer.parallelism",
-            "spec.trainer.replicas",
-            "spec.trainer.gpusPerReplica",
-            "spec.trainer.megatronArgs",
-        ),
+        reads=("spec.trainer.parallelism", "spec.trainer.replicas", "spec.trainer.gpusPerReplica"),
         cel=(
             Cel(
                 AT,
@@ -141,7 +147,16 @@ CHECKS = (
                 values=(DENSE, GPUS),
             ),
         ),
-        beyond_cel="the experts' tensor parallelism may stand in megatronArgs (free JSON has no CEL type)",
+    ),
+    Check(
+        experts_divide_the_gpus,
+        reads=(
+            "spec.trainer.parallelism",
+            "spec.trainer.replicas",
+            "spec.trainer.gpusPerReplica",
+            "spec.trainer.megatronArgs",
+        ),
+        beyond_cel="the experts' tensor parallelism may stand in megatronArgs: free JSON has no CEL type",
     ),
     Check(
         torch_is_one_process,
@@ -150,7 +165,6 @@ CHECKS = (
             "spec.trainer.replicas",
             "spec.trainer.gpusPerReplica",
             "spec.trainer.parallelism",
-            "spec.trainer.megatronArgs",
         ),
         cel=(
             Cel(
@@ -160,7 +174,11 @@ CHECKS = (
                 "backend torch is one process on at most one GPU: replicas and every parallelism must be 1",
             ),
         ),
-        beyond_cel="whether megatronArgs is empty (free JSON has no CEL type)",
+    ),
+    Check(
+        torch_has_no_megatron_args,
+        reads=("spec.trainer.backend", "spec.trainer.megatronArgs"),
+        beyond_cel="whether megatronArgs is empty: free JSON has no CEL type",
     ),
     Check(
         megatron_has_gpus,

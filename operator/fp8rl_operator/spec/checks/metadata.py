@@ -194,7 +194,8 @@ CHECKS = (
             ),
             Cel(
                 "spec.model",
-                "!has(self.path) || !has(self.source) || !(self.path.startsWith('/') || self.path.contains('..'))",
+                "!has(self.path) || !has(self.source) || !(self.path.startsWith('/') ||"
+                " self.path.matches('(^|/)[.][.](/|$)'))",
                 "path: must be below the source's root; write a relative path without `..`",
             ),
         ),

@@ -194,7 +194,7 @@ CHECKS = (
     Check(
         sampler_names_are_unique,
         reads=("spec.samplers",),
-        beyond_cel="nothing: the schema says it (x-kubernetes-list-type: map, keyed by name)",
+        by_schema="x-kubernetes-list-type: map, keyed by name",
     ),
     Check(
         volumes_are_one_thing,

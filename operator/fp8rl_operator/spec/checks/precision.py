@@ -120,7 +120,6 @@ CHECKS = (
                 values=("self.precision.wire", RECIPE),
             ),
         ),
-        beyond_cel="what auto becomes on the card; the trainer compares again",
     ),
     Check(
         ignored_layers_are_whole,

@@ -9,8 +9,9 @@ from fp8rl_operator.errors import Fault
 from fp8rl_operator.spec.checks.base import Check
 from fp8rl_operator.spec.checks.pools import pools
 from fp8rl_operator.spec.job import FP8RLJob
+from fp8rl_operator.spec.memory import MAIN
+from fp8rl_operator.spec.quantities import quantity
 
-MAIN = "main"
 POD_LISTS = {
     "containers": "name",
     "initContainers": "name",
@@ -25,6 +26,16 @@ POD_LISTS = {
 CONTAINER_LISTS = {"env": "name", "volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort"}
 """Lists of a container and the key that tells their items apart."""
 
+Shape = dict[str, Any] | list[Any]
+TERMS: Shape = {"nodeSelectorTerms": [{"matchExpressions": [{}], "matchFields": [{}]}]}
+POD_SHAPE: Shape = {
+    "nodeSelector": {},
+    "tolerations": [{}],
+    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": TERMS}},
+}
+"""What is read of a PodSpec: a map has known fields, a list holds what its one item is like."""
+CONTAINER_SHAPE: Shape = {"resources": {"requests": {}, "limits": {}}}
+
 
 def templates_can_be_merged(job: FP8RLJob) -> Iterator[Fault]:
     """Keyed lists hold records with their key, maps are maps, and container `main` stays."""
@@ -35,9 +46,9 @@ def templates_can_be_merged(job: FP8RLJob) -> Iterator[Fault]:
 
 def faults_of_spec(path: str, spec: dict[str, Any]) -> Iterator[Fault]:
     """Faults of one PodSpec."""
-    selector = spec.get("nodeSelector")
-    if selector is not None and not isinstance(selector, dict):
-        yield Fault(f"{path}.nodeSelector", selector, "is no map of labels", "write nodeSelector: {LABEL: VALUE}")
+    if "containers" in spec and spec["containers"] is None:
+        yield Fault(f"{path}.containers", None, "is null, which would remove container main", "remove it")
+    yield from faults_of_shape(path, spec, POD_SHAPE)
     for field, key in POD_LISTS.items():
         yield from faults_of_list(f"{path}.{field}", spec.get(field), key)
     for field in ("containers", "initContainers"):
@@ -48,8 +59,36 @@ def faults_of_spec(path: str, spec: dict[str, Any]) -> Iterator[Fault]:
                 continue
             if field == "containers" and container.get("name") == MAIN and "$patch" in container:
                 yield Fault(f"{place}.$patch", container["$patch"], "container main does the work", "remove $patch")
+            shaped = list(faults_of_shape(place, container, CONTAINER_SHAPE))
+            yield from shaped or faults_of_amounts(f"{place}.resources", container.get("resources") or {})
             for name, inner in CONTAINER_LISTS.items():
                 yield from faults_of_list(f"{place}.{name}", container.get(name), inner)
+
+
+def faults_of_amounts(path: str, resources: dict[str, Any]) -> Iterator[Fault]:
+    """Requests over their limits, with which Kubernetes refuses the workload."""
+    limits = resources.get("limits") or {}
+    for name, request in (resources.get("requests") or {}).items():
+        wanted, most = quantity(request), quantity(limits.get(name))
+        if wanted is not None and most is not None and wanted > most:
+            reason = f"is over limits.{name} {limits[name]}"
+            yield Fault(f"{path}.requests.{name}", request, reason, "raise the limit, or lower the request")
+
+
+def faults_of_shape(path: str, value: Any, shape: Shape) -> Iterator[Fault]:
+    """Faults of a value that is no map, or no list of maps, where its shape says so; null is nothing."""
+    if isinstance(shape, list):
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            yield Fault(path, value, "is no list of records", "write it as in a PodSpec")
+            return
+        for index, item in enumerate(value):
+            yield from faults_of_shape(f"{path}[{index}]", item, shape[0])
+    elif not isinstance(value, dict):
+        yield Fault(path, value, "is no map", "write it as in a PodSpec")
+    else:
+        for name, below in shape.items():
+            if value.get(name) is not None:
+                yield from faults_of_shape(f"{path}.{name}", value[name], below)
 
 
 def faults_of_list(path: str, items: Any, key: str) -> Iterator[Fault]:
@@ -64,6 +103,10 @@ def faults_of_list(path: str, items: Any, key: str) -> Iterator[Fault]:
             yield Fault(f"{path}[{index}]", item, "is no record", f"write {{{key}: ...}}")
         elif not isinstance(item.get(key), str | int):
             yield Fault(f"{path}[{index}]", None, f"has no {key}, by which it is merged", f"add {key}")
+        elif item.get("$patch", "delete") != "delete":
+            yield Fault(
+                f"{path}[{index}].$patch", item["$patch"], "is no directive of this merge", "write $patch: delete"
+            )
 
 
 CHECKS = (
