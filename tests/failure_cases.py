@@ -142,7 +142,7 @@ CASES = (
         "an edit of the trainer restarts the trainer and costs nothing",
         "edit",
         spec=policy(),
-        change={"trainer": {"recompileLimit": 65}},
+        change={"trainer": {"optimizer": {"learningRate": "6e-4"}}},
         expected=Expected(1, 0, None, RUNNING, TRAINER),
     ),
     Case(

@@ -125,7 +125,7 @@ def of_outcome(job: FP8RLJob, outcome: Outcome) -> Waiting | None:
     if "exceeded quota" in message:
         remedy = f"raise the ResourceQuota of namespace {job.namespace}"
         return Waiting(names.QUOTA_EXCEEDED, f"{text}; {remedy}", person=True)
-    if "is invalid" in message:
+    if "is invalid" in message or "field not declared in schema" in message:
         return Waiting(names.INVALID_OBJECT, f"{text}; change the role's template in the spec", person=True)
     if "denied the request" in message or "is forbidden" in message:
         return Waiting(

@@ -27,8 +27,10 @@ class Pass:
     status: dict[str, Any]
 
 
-async def reconcile(cluster: Cluster, job: FP8RLJob, now: float, images: Images | None = None) -> Pass:
-    """Observe, plan, build, apply, write the status. `now` in Unix seconds.
+async def reconcile(
+    cluster: Cluster, job: FP8RLJob, now: float, images: Images | None = None, operator_namespace: str | None = None
+) -> Pass:
+    """Observe, plan, build, apply, write the status. `now` in Unix seconds. For the rest see `build_objects`.
 
     A decision that no later pass could find out again is written before anything is done for it: an operator that is killed
     in between carries it out. What that apply found is told by the next pass.
@@ -42,7 +44,8 @@ async def reconcile(cluster: Cluster, job: FP8RLJob, now: float, images: Images 
         return Pass(seen, plan, Outcome(), job.status)
     first = decides(job, plan)
     status = await written(cluster, job, plan, next_status(job, seen, plan, now)) if first else job.status
-    objects = build_objects(job, plan, seen.token or secrets.token_urlsafe(32), images)
+    token = seen.token or secrets.token_urlsafe(32)
+    objects = build_objects(job, plan, token, images, operator_namespace=operator_namespace)
     outcome = await cluster.apply(job, objects, plan)
     if not first:
         status = await written(cluster, job, plan, next_status(job, seen, plan, now, outcome))

@@ -115,6 +115,11 @@ class Settings:
     namespaces: tuple[str, ...] = setting(
         listed(LABEL, "name of a namespace"), (), "Namespaces whose jobs are served. Empty: all of the cluster."
     )
+    operator_namespace: str = setting(
+        formed(LABEL, "name of a namespace"),
+        "",
+        "Where the operator's pods run: jobs' NetworkPolicies let them in. Empty: any.",
+    )
     trainer_image: str = setting(OCI, Images.trainer, "Image of the trainer's pods.")
     inference_image: str = setting(OCI, Images.inference, "Image of the engines' pods.")
     orchestrator_image: str = setting(OCI, Images.orchestrator, "Image of the orchestrator's pod.")

@@ -320,3 +320,18 @@ async def test_a_template_is_frozen_across_another_image_of_the_operator(plane, 
         await reconcile(running.cluster, running.job(), running.clock(), newer)
         deployment = plane.get("deployment", "job-inference", namespace)
         assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "i:2"
+
+
+async def test_an_unknown_field_of_a_template_is_the_specs_fault_and_is_tried_once(plane, namespace) -> None:
+    plane.apply(body(namespace, {"trainer": {"template": {"spec": {"nosuch": 1}}}}), namespace=namespace)
+    async with operator(plane) as running:
+        await running.sync(namespace)
+        done = await running.run()
+        assert dict(done.outcome.failed).keys() == {"StatefulSet/job-trainer"}
+        assert (
+            ".spec.template.spec.nosuch: field not declared in schema"
+            in dict(done.outcome.failed)["StatefulSet/job-trainer"]
+        )
+        assert [
+            code for verb, kind, code in running.calls if (verb, kind) == ("apply", "StatefulSet") and code >= 400
+        ] == [500]

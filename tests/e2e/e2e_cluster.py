@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from kube_world import World, enter, until
-from testcluster import build_images, lifecycle
+from testcluster import build_images, images, lifecycle
 from testcluster.layout import Cluster, Options
 from testcluster.network import NETNS
 
@@ -22,7 +22,6 @@ def options(run: Path, **more: object) -> Options:
     """Nodes whose pods see this machine's Python and the steering folder of the stand-ins, read-only."""
     chosen = {
         "nodes": 2,
-        "images": tuple(map(str, build_images.for_tests())),
         "hostfs": (*build_images.host_paths(), str(run / TOYS)),
         "runtime": "hostfs",
         "controllers": FAST_NODE_LOSS,
@@ -33,6 +32,7 @@ def options(run: Path, **more: object) -> Options:
 
 def bring_up(name: str, **more: object) -> World:
     """The cluster, up, with the CRD; this process is in its network namespace. `more`: other `Options`, of one that is not up."""
+    archives = build_images.for_tests()  # before the namespace, in which there is no network
     (Cluster(name).run / TOYS).mkdir(parents=True, exist_ok=True)
     cluster = Cluster.load(name) or Cluster(name, options(Cluster(name).run, **more))
     assert cluster.netns is not None, "an e2e cluster has nodes"
@@ -41,6 +41,8 @@ def bring_up(name: str, **more: object) -> World:
         subprocess.run(["nsenter", f"--net={NETNS / cluster.netns}", "ip", "link", "set", "lo", "up"], check=True)
     enter(cluster.netns)
     lifecycle.up(cluster)
+    for index in range(1, cluster.options.nodes + 1):
+        images.load(cluster, index, archives)
     world = World(cluster)
     world.toys = cluster.run / TOYS
     world.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))

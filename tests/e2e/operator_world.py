@@ -25,6 +25,7 @@ def deploy(world: World) -> None:
     if os.environ.get("FP8RL_E2E_OPERATOR") == "outside":
         return
     world.kubectl("apply", "-f", str(DEPLOY))
+    world.kubectl("-n", NAMESPACE, "rollout", "restart", "deployment/fp8rl-operator")
     world.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/fp8rl-operator", f"--timeout={READY_SECONDS:.0f}s")
 
 

@@ -63,7 +63,7 @@ def test_a_quota_that_is_too_small_is_quoted_and_a_larger_one_goes_on(toy, opera
         "apiVersion": "v1",
         "kind": "ResourceQuota",
         "metadata": {"name": "small"},
-        "spec": {"hard": {"pods": "3"}},
+        "spec": {"hard": {"pods": "2"}},
     }
     operated.apply(quota, namespace=namespace)
     job = toy(policy()).start()

@@ -312,7 +312,9 @@ async def test_an_aborted_sync_frees_the_publication(trainer: Trainer, tmp_path:
 
 async def test_missing_members_are_named_by_pod(trainer: Trainer) -> None:
     epoch = trainer.epoch(1, 2, timeout=3.0)
-    engine = asyncio.create_task(asyncio.to_thread(join_group, epoch, 1, "uid-1", epoch.members[1].address))
+    engine = asyncio.create_task(
+        asyncio.to_thread(join_group, epoch, 1, "uid-1", epoch.members[1].address, token="token")
+    )
     report = EpochReport.model_validate_json((await trainer.call("PUT", "/v1/epoch", epoch))[1])
     assert (report.joined, report.missing) == (["trainer-0", "engine-1"], ["engine-2"])
     with pytest.raises(JoinError, match=r"ranks \[2\] are missing"):

@@ -37,7 +37,15 @@ def state() -> dict:
         return base | {"phase": "failed" if said() else "idle", "pod": os.environ["FP8RL_POD_NAME"]}
     complete = (DIR / "done").exists()
     roles = {member["role"] for member in GROUP.get("members", [])}
-    phase = "failed" if said() else "complete" if complete else "running" if roles == {"trainer", "inference"} else "waiting"
+    phase = (
+        "failed"
+        if said()
+        else "complete"
+        if complete
+        else "running"
+        if roles == {"trainer", "inference"}
+        else "waiting"
+    )
     return base | {"phase": phase, "step": 4 if complete else 1, "steps": 4, "version": 2, "epoch": 1}
 
 

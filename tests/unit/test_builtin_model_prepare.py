@@ -117,11 +117,18 @@ def test_all_missing_files_are_named_at_once(tmp_path):
 def test_an_incomplete_folder_is_refused_with_path_and_way_out(tmp_path):
     write_files(tmp_path, ["config.json"])
     with pytest.raises(InvalidModelError) as caught:
-        check(tmp_path)
+        check(Request({}, None, tmp_path, None))
     assert str(caught.value) == (
         f"model.path: {tmp_path} is no complete model: tokenizer.json: missing; *.safetensors: missing; put the Hugging Face"
         " files (config.json, tokenizer.json, *.safetensors) there or name another folder"
     )
+
+
+def test_a_pod_that_needs_no_weights_takes_a_made_folder_without_them(tmp_path):
+    write_files(tmp_path, ["config.json", "tokenizer.json"])
+    check(Request(BUILTIN["source"], None, tmp_path, None, weights=False))
+    with pytest.raises(InvalidModelError, match="safetensors: missing"):
+        check(Request(BUILTIN["source"], None, tmp_path, None))
 
 
 @pytest.mark.parametrize("source", [{"pvc": {"claimName": "models"}, "hub": None}, {"hostPath": {"path": "/m"}}, None])

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fp8rl_operator.controller.queue import BACKOFF_MOST_SECONDS, JobQueue, backoff
+from fp8rl_operator.controller.queue import BACKOFF_MOST_SECONDS, JobQueue, backoff, rest
 
 
 async def soon(queue: JobQueue, seconds: float = 0.05) -> object | None:
@@ -134,3 +134,9 @@ def test_the_back_off_doubles_to_a_limit_and_is_spread_by_a_fifth(failures: int,
     assert backoff(failures, 0.0) == pytest.approx(least)
     assert backoff(failures, 0.9999999) == pytest.approx(most)
     assert backoff(failures, 0.5) <= BACKOFF_MOST_SECONDS
+
+
+def test_the_rest_after_a_pass_grows_with_the_line_to_ten_seconds():
+    assert [rest(1.0, line) for line in (0, 8, 40, 1000)] == [1.0, 2.0, 6.0, 10.0]
+    assert rest(0.0, 1000) == 0.0
+    assert rest(60.0, 1000) == 60.0

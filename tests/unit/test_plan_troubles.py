@@ -173,6 +173,7 @@ def test_a_name_that_somebody_else_has_is_said_and_stands_still() -> None:
     [
         ('configmaps "x" is forbidden: exceeded quota: q', "QuotaExceeded", True),
         ('StatefulSet.apps "x" is invalid: spec.template: y', "InvalidObject", True),
+        ("failed to create typed patch object (n/x; apps/v1): .a: field not declared in schema", "InvalidObject", True),
         ('services is forbidden: User "u" cannot patch', "AdmissionRefused", True),
         ("etcdserver: request timed out", "ApplyFailed", False),
     ],

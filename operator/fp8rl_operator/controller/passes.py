@@ -52,7 +52,9 @@ class Passes:
         if job is None:
             await self.refuse(body, faults)
             return None
-        done = await reconcile(self.cluster, job, self.clock(), self.settings.images)
+        done = await reconcile(
+            self.cluster, job, self.clock(), self.settings.images, self.settings.operator_namespace or None
+        )
         if done.plan.delete_job:
             await self.cluster.delete_job(job)
             return None

@@ -38,7 +38,7 @@ SCHEMA_TRIES: Final = 10
 SCHEMA_RETRY_SECONDS: Final = 2.0
 RETRY_SECONDS: Final = 5.0
 DRAIN_SECONDS: Final = 8.0
-STOP_SECONDS: Final = 6.0  # kopf waits five for what still runs
+STOP_SECONDS: Final = 10.0  # kopf waits five for what still runs
 LEASE_CONNECTIONS: Final = 2
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 

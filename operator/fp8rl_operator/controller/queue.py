@@ -15,6 +15,8 @@ BACKOFF_FIRST_SECONDS = 0.5
 BACKOFF_MOST_SECONDS = 120.0
 JITTER = 0.2
 SETTLE_SECONDS = 1.0
+SETTLE_MOST_SECONDS = 10.0
+SETTLE_LINE = 8  # keys in line that double the rest
 URGENT_AT_ONCE = 4
 
 
@@ -24,13 +26,19 @@ def backoff(failures: int, chance: float) -> float:
     return plain * (1 + JITTER * (2 * chance - 1))
 
 
+def rest(settle: float, line: int) -> float:
+    """Seconds that a key rests after a pass while so many wait."""
+    return min(settle * (1 + line / SETTLE_LINE), max(settle, SETTLE_MOST_SECONDS))
+
+
 @dataclass(eq=False)
 class JobQueue:
     """Keys that wait for a pass.
 
     A key that is added while it waits is there once; one that is added while its pass runs comes again after it. After a pass a
     key rests for `settle` seconds, in which its causes are collected: what a pass writes comes back as events, a dozen at a
-    time. `urgent` causes (the job itself is new or was changed) are served before the others and do not rest; no more than
+    time. The longer the line, the longer the rest, up to `SETTLE_MOST_SECONDS`: a thousand new jobs need their first pass, not each a
+    third one. `urgent` causes (the job itself is new or was changed) are served before the others and do not rest; no more than
     `urgent_at_once` of them run, for theirs are the passes that write a lot: more at once would not be done sooner, only each later.
     """
 
@@ -66,9 +74,9 @@ class JobQueue:
                 self._waiting[key] = True
                 self._urgent.append(key)
             return
-        rest = self._rested.get(key, 0.0) - asyncio.get_running_loop().time()
-        if rest > 0 and not urgent:
-            self.add_after(key, rest, sooner=True)
+        left = self._rested.get(key, 0.0) - asyncio.get_running_loop().time()
+        if left > 0 and not urgent:
+            self.add_after(key, left, sooner=True)
             return
         self._cancel(key)
         self._waiting[key] = urgent
@@ -96,7 +104,7 @@ class JobQueue:
     def done(self, key: Hashable, again_after: float | None) -> None:
         """The pass of a key has ended well; the next one is in so many seconds at the latest, None: only on a new cause."""
         self._failures.pop(key, None)
-        if self._end(key, self.settle) and again_after is not None:
+        if self._end(key, rest(self.settle, len(self))) and again_after is not None:
             self.add_after(key, again_after, sooner=True)
 
     def failed(self, key: Hashable) -> float:
@@ -119,7 +127,7 @@ class JobQueue:
         if key in self._running:
             self._gone.add(key)  # its pass still runs: no second one may begin beside it
 
-    def _end(self, key: Hashable, rest: float) -> bool:
+    def _end(self, key: Hashable, seconds: float) -> bool:
         """The key rests, unless its job was forgotten meanwhile; whether it is still known."""
         del self._running[key]
         self._there.set()
@@ -127,7 +135,7 @@ class JobQueue:
             self._gone.discard(key)
             self._again.pop(key, None)
             return False
-        self._rested[key] = asyncio.get_running_loop().time() + rest
+        self._rested[key] = asyncio.get_running_loop().time() + seconds
         if key in self._again:
             self.add(key, urgent=self._again.pop(key))
         return True

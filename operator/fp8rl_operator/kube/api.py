@@ -26,6 +26,9 @@ GIVE_UP_SECONDS: Final = 20.0
 FIRST_DELAY_SECONDS: Final = 0.2
 MAX_DELAY_SECONDS: Final = 5.0
 TOO_MANY_REQUESTS: Final = 429
+MISTYPED: Final = (
+    "failed to create typed patch object"  # a 500 that is the patch's fault: an unknown field of a pod template
+)
 BROKEN: Final = frozenset({500, 502, 503, 504})
 GONE: Final = 410
 MAX_LISTINGS: Final = 3
@@ -221,7 +224,7 @@ def refusal(call: Call, code: int, retry_after: str, data: bytes) -> Exception:
     status = parsed(data)
     message = str(status.get("message") or data.decode(errors="replace")[:500])
     error = ApiError(call.verb, call.path, code, str(status.get("reason") or ""), message)
-    if code != TOO_MANY_REQUESTS and code not in BROKEN:
+    if code != TOO_MANY_REQUESTS and (code not in BROKEN or MISTYPED in message):
         return error
     return _Retry(error, float(retry_after) if retry_after.isdecimal() else 0.0)
 
