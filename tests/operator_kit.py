@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -15,7 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from builders import make_job
+from builders import make_body, make_job
+from control_plane_kit import ControlPlane
 
 from fp8rl_operator import names
 from fp8rl_operator.manifests import build_objects
@@ -146,3 +148,28 @@ def condition(job: dict[str, Any], kind: str) -> dict[str, Any]:
     """A condition of a job; empty if there is none."""
     found = job.get("status", {}).get("conditions", [])
     return next((item for item in found if item["type"] == kind), {})
+
+
+def manifest(name: str = "job", spec: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A manifest without what the API server gives."""
+    body = make_body(spec)
+    return {**body, "metadata": {"name": name}}
+
+
+def children(plane: ControlPlane, namespace: str) -> dict[str, str]:
+    """`Kind/name` to resourceVersion of all children of all jobs of a namespace."""
+    items = json.loads(plane.kubectl("get", KINDS, "-n", namespace, "-l", SELECTOR, "-o", "json"))["items"]
+    return {f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["resourceVersion"] for item in items}
+
+
+def has_children(plane: ControlPlane, namespace: str, count: int = CHILDREN, seconds: float = 30) -> None:
+    def there() -> bool:
+        found = sorted(children(plane, namespace))
+        assert len(found) == count, found
+        return True
+
+    eventually(there, seconds)
+
+
+def ready_reason(plane: ControlPlane, namespace: str, name: str = "job") -> str:
+    return str(condition(plane.get("fp8rljob", name, namespace), "Ready").get("reason"))

@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 import yaml
 from control_plane_kit import ROOT, ControlPlane
-from operator_kit import CHILDREN, OperatorProcess, eventually, operators
-from test_operator_process import children, has_children, manifest, ready_reason
+from operator_kit import (
+    CHILDREN,
+    OperatorProcess,
+    children,
+    eventually,
+    has_children,
+    manifest,
+    operators,
+    ready_reason,
+)
 
 from fp8rl_operator import names
 
@@ -20,6 +28,8 @@ SYSTEM = "fp8rl-system"
 ACCOUNT = f"system:serviceaccount:{SYSTEM}:fp8rl-operator"
 # asked of the authorizer by an admission plugin that this API server does not have on
 NOT_SEEN = {("fp8rl.dev", "fp8rljobs/finalizers", "update")}
+DONE = {200, 201, 404}  # what is not there was asked for all the same
+NO_PODS = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
 Right = tuple[str, str, str]
 
 
@@ -61,7 +71,7 @@ def refused(plane: ControlPlane) -> list[str]:
 
 
 def used(plane: ControlPlane) -> set[Right]:
-    return {right for entry in mine(plane) if entry["responseStatus"]["code"] < 400 for right in right_of(entry)}
+    return {right for entry in mine(plane) if entry["responseStatus"]["code"] in DONE for right in right_of(entry)}
 
 
 def owned(job: dict[str, Any], kind: str, api_version: str, **body: Any) -> dict[str, Any]:
@@ -94,19 +104,12 @@ def stale_children(job: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def old_pod(plane: ControlPlane, namespace: str, job: dict[str, Any]) -> dict[str, Any]:
-    """A pod of an attempt that is over."""
-    workload = plane.get("statefulset", f"{job['metadata']['name']}-trainer", namespace)
-    template = workload["spec"]["template"]
-    owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": workload["metadata"]["name"]}
-    meta = {
-        "name": "old",
-        "labels": {**template["metadata"]["labels"]},
-        "annotations": {**template["metadata"].get("annotations", {}), names.ANNOTATION_ATTEMPT: "7"},
-        "ownerReferences": [{**owner, "uid": workload["metadata"]["uid"]}],
-    }
+def old_pod(job: dict[str, Any]) -> dict[str, Any]:
+    """A pod of an attempt that is over. Its owner is the job: the controllers of workloads let go of pods that they did not make."""
     spec = {"containers": [{"name": "main", "image": "i"}], "serviceAccountName": "default"}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+    pod = owned(job, "Pod", "v1", spec=spec)
+    pod["metadata"] |= {"name": "old", "annotations": {names.ANNOTATION_ATTEMPT: "7"}}
+    return pod
 
 
 def prepare(plane: ControlPlane, namespace: str) -> None:
@@ -137,12 +140,13 @@ def exercise(plane: ControlPlane, process: OperatorProcess, namespace: str) -> N
         "metadata": {"name": "checkpoints"},
         "spec": claim,
     }
-    plane.apply(claim_body, manifest("claim", claims), namespace=namespace)
+    plane.apply(NO_PODS, claim_body, manifest("claim", claims), namespace=namespace)
+    eventually(lambda: ready_reason(plane, namespace, "claim") == names.QUOTA_EXCEEDED, 60)
+    plane.kubectl("delete", "resourcequota", "none", "-n", namespace)
     plane.apply(manifest("job"), namespace=namespace)
-    eventually(lambda: ready_reason(plane, namespace) == "WaitingForPods", 30)
     eventually(lambda: len([key for key in children(plane, namespace) if "/job-" in key]) == CHILDREN)
     job = plane.get("fp8rljob", "job", namespace)
-    plane.apply(*stale_children(job), old_pod(plane, namespace, job), namespace=namespace)
+    plane.apply(*stale_children(job), old_pod(job), namespace=namespace)
     eventually(lambda: not [key for key in children(plane, namespace) if key.endswith("/stale")], 30)
     eventually(lambda: not plane.kubectl("get", "pod", "old", "-n", namespace, "--ignore-not-found"), 30)
     plane.apply(manifest("job", {"suspend": True}), namespace=namespace)
@@ -160,6 +164,9 @@ def test_cluster_wide_no_right_is_missing_and_none_is_idle(own_plane, tmp_path: 
     account = plane.kubeconfig_of(ACCOUNT, "system:serviceaccounts")
     with operators(account, tmp_path) as start:
         process = start(lease_namespace=SYSTEM).wait_leading()
+        template = {"storage": "1Gi", "storageClassName": "fast"}
+        plane.apply(manifest("class", {"trainer": {"checkpoint": {"volumeClaimTemplate": template}}}))
+        eventually(lambda: "fast" in json.dumps(plane.get("fp8rljob", "class").get("status", {})), 30)
         exercise(plane, process, "default")
         process.stop()
     assert refused(plane) == []

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from control_plane_kit import CRD
-from operator_kit import CHILDREN, eventually, operators
-from test_operator_process import children, has_children, manifest
+from operator_kit import CHILDREN, children, eventually, has_children, manifest, operators
 
 
 def test_the_api_server_stops_and_starts_and_the_operator_goes_on(own_plane, tmp_path: Path):
@@ -45,7 +44,7 @@ def test_what_was_deleted_while_history_was_forgotten_is_not_believed_to_be_ther
         plane.forget_history()
         process.process.send_signal(18)
         eventually(lambda: len(process.samples("fp8rl_job_info")) == 1, 60)
-        has_children(plane, "default", CHILDREN)
+        has_children(plane, "default", CHILDREN, 60)
         assert process.process.poll() is None
 
 

@@ -6,12 +6,21 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from builders import make_body
 from control_plane_kit import ControlPlane, RefusedError
-from operator_kit import CHILDREN, KINDS, LEASE_SECONDS, SELECTOR, OperatorProcess, condition, eventually, operators
+from operator_kit import (
+    CHILDREN,
+    LEASE_SECONDS,
+    OperatorProcess,
+    children,
+    condition,
+    eventually,
+    has_children,
+    manifest,
+    operators,
+    ready_reason,
+)
 
 from fp8rl_operator.settings import Settings, refusals
 from fp8rl_operator.spec import parse
@@ -24,26 +33,6 @@ def start(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Start
     """Starts processes that serve this test's namespace and hold their Lease in it."""
     with operators(plane.kubeconfig, tmp_path) as begin:
         yield lambda **changes: begin(**{"namespaces": namespace, "lease_namespace": namespace, **changes})
-
-
-def manifest(name: str = "job", spec: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A manifest without what the API server gives."""
-    body = make_body(spec)
-    return {**body, "metadata": {"name": name}}
-
-
-def children(plane: ControlPlane, namespace: str) -> dict[str, str]:
-    """`Kind/name` to resourceVersion of all children of all jobs of a namespace."""
-    items = json.loads(plane.kubectl("get", KINDS, "-n", namespace, "-l", SELECTOR, "-o", "json"))["items"]
-    return {f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["resourceVersion"] for item in items}
-
-
-def has_children(plane: ControlPlane, namespace: str, count: int = CHILDREN) -> None:
-    eventually(lambda: len(children(plane, namespace)) == count)
-
-
-def ready_reason(plane: ControlPlane, namespace: str, name: str = "job") -> str:
-    return str(condition(plane.get("fp8rljob", name, namespace), "Ready").get("reason"))
 
 
 def test_a_job_gets_its_children_a_status_and_its_series_and_then_nothing_is_written(

@@ -1,6 +1,6 @@
 """The operator, that kills itself (SIGKILL) once its write of number DIES_AFTER is on the server and before it knows.
 
-Writes of the Lease do not count.
+Writes of the Lease and of events do not count.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import runpy
 import signal
 from typing import Any
 
-from fp8rl_operator.kube.api import Api
+from fp8rl_operator.kube.api import Api, Call
 
 LAST = int(os.environ.pop("DIES_AFTER"))
 writes = itertools.count(1)
 request = Api.request
 
 
-async def mortal_request(self: Api, method: str, verb: str, kind: Any, *rest: Any, **more: Any) -> Any:
+async def mortal_request(self: Api, call: Call) -> Any:
     """The request, and death after the last one."""
-    answer = await request(self, method, verb, kind, *rest, **more)
-    if method != "GET" and kind.kind not in {"Lease", "SelfSubjectAccessReview"} and next(writes) == LAST:
-        print(f"dies after write {LAST}: {method} {kind.kind}", flush=True)
+    answer = await request(self, call)
+    if call.method != "GET" and call.kind.kind not in {"Lease", "Event"} and next(writes) == LAST:
+        print(f"dies after write {LAST}: {call.method} {call.path}", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     return answer
 

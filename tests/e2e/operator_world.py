@@ -40,7 +40,8 @@ def scale(world: World, replicas: int) -> None:
     if replicas:
         world.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/fp8rl-operator", "--timeout=90s")
     else:
-        until(lambda: not pods(world), READY_SECONDS, "no operator runs")
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=app.kubernetes.io/name=fp8rl-operator"
+        until(lambda: not world.raw(path)["items"], READY_SECONDS, "no operator runs, nor ends")
 
 
 class OperatorProcess:

@@ -19,7 +19,7 @@ def alone(operated):
     """No operator in the cluster; afterwards it is there again."""
     scale(operated, 0)
     yield operated
-    scale(operated, 1)
+    scale(operated, 2)
 
 
 def test_an_operator_killed_after_each_of_its_writes_brings_the_job_up_as_if_it_had_never_died(alone, toy, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fp8rl_operator.controller.facts import LIMITS, Facts
+from fp8rl_operator.manifests.meta import TAG
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 OF_JOB = ("namespace", "name")
@@ -105,7 +105,7 @@ class Metrics:
             "fp8rl_operator_last_resync_timestamp_seconds", "When all objects were listed last.", registry=mine
         )
         build = Gauge("fp8rl_operator_build_info", "1.", ("version",), registry=mine)
-        build.labels(importlib.metadata.version("fp8rl")).set(1)
+        build.labels(TAG).set(1)
 
     def measure(self, queue_depth: Callable[[], int], leads: Callable[[], bool]) -> None:
         """Where the gauges of the process are read from, at each scrape."""

@@ -38,7 +38,7 @@ SCHEMA_TRIES: Final = 10
 SCHEMA_RETRY_SECONDS: Final = 2.0
 RETRY_SECONDS: Final = 5.0
 DRAIN_SECONDS: Final = 8.0
-STOP_SECONDS: Final = 10.0  # kopf waits five for what still runs
+STOP_SECONDS: Final = 8.0  # kopf waits five for what still runs
 LEASE_CONNECTIONS: Final = 2
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -86,18 +86,26 @@ class Operator:
         leading = asyncio.create_task(self.lead(), name="lead")
         await asyncio.wait({stopping, leading}, return_when=asyncio.FIRST_COMPLETED)
         if not leading.done():
-            log.info("stopping: %d passes run", self.queue.running)
-            await self.workers.drain(DRAIN_SECONDS)
-            await self.lock.release()
+            await self.hand_over(leading)
         stopping.cancel()
         leading.cancel()
         (ended,) = await asyncio.gather(leading, return_exceptions=True)
+        if self.stop.is_set() or isinstance(ended, asyncio.CancelledError):
+            return ENDED
         if isinstance(ended, LostLease):
             log.error("%s; this process ends", ended)
             return LOST
-        if isinstance(ended, Exception):
+        if isinstance(ended, BaseException):
             raise ended
-        return ended if isinstance(ended, int) else ENDED
+        return ended
+
+    async def hand_over(self, leading: asyncio.Task[int]) -> None:
+        """End in order: the passes that run are finished, the Lease is given back, the watches are closed."""
+        log.info("stopping: %d passes run", len(self.workers.begun))
+        await self.workers.drain(DRAIN_SECONDS)
+        await self.lock.release()
+        if self.leadership.lost.is_set():
+            await asyncio.wait({leading}, timeout=STOP_SECONDS)
 
     async def lead(self) -> int:
         """Wait for the Lease and act. The exit code if there is nothing to be led."""
