@@ -19,12 +19,13 @@ test: $(VENV)/.dev ## Run every test that needs no nodes and no GPU: unit, proce
 	$(BIN)/python -m pytest -q -m "not gpu and not e2e"
 
 e2e: $(VENV)/.dev ## Run the tests on real nodes: kubelets, containerd, built images (root, Linux)
+	$(BIN)/python tests/cluster build
 	$(BIN)/python tests/cluster images
-	$(BIN)/python -m pytest -q -m "e2e and not chaos" tests/e2e
+	$(BIN)/python -m pytest -q -s -m e2e tests/e2e
 
 chaos: $(VENV)/.dev ## Kill parts of a real cluster for a long time while jobs run in it
 	$(BIN)/python tests/cluster images
-	$(BIN)/python -m pytest -q -s -m chaos --timeout 0 tests/e2e
+	$(BIN)/python tests/e2e/chaos.py --save
 
 check: lint test e2e ## All that CI checks
 

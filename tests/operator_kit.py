@@ -37,7 +37,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def eventually(check: Callable[[], Any], seconds: float = 20, every: float = 0.1) -> Any:
+def eventually(check: Callable[[], Any], seconds: float = 60, every: float = 0.1) -> Any:
     """The first true value of `check`; its last one fails the test. An AssertionError in it counts as false."""
     end = time.monotonic() + seconds
     while True:
@@ -96,7 +96,7 @@ class OperatorProcess:
         code, text = self.page("/readyz")
         return code == 200 and text.startswith("leader")
 
-    def wait_leading(self, seconds: float = 20) -> OperatorProcess:
+    def wait_leading(self, seconds: float = 60) -> OperatorProcess:
         eventually(lambda: self.leads() or self.process.poll() is not None, seconds)
         assert self.process.poll() is None, self.log.read_text()
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 
@@ -21,6 +22,8 @@ def main() -> int:
         print(f"the operator's settings cannot be read:\n{error}", file=sys.stderr)
         return BAD_SETTINGS
     logs.set_up(settings.log_format, settings.log_level)
+    gc.collect()
+    gc.freeze()  # what was imported stays: it need not be looked through again and again
     try:
         return asyncio.run(process.run(settings))
     except (ClusterError, OSError) as error:

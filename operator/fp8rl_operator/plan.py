@@ -26,7 +26,8 @@ __all__ = ["Memory", "Plan", "Verdict", "Waiting", "compute_plan", "wanted_pods"
 
 RESYNC_SECONDS = 15.0
 MAX_BACKOFF_SECONDS = 3600
-FORCED_AFTER_SECONDS = 30.0
+FORCED_AFTER_SECONDS = 30.0  # past its grace, of a pod whose node has lost touch
+STUCK_AFTER_SECONDS = 300.0  # of any other: its kubelet answers and may only be slow
 
 
 def compute_plan(job: FP8RLJob, seen: Observed, now: float) -> Plan:
@@ -179,7 +180,9 @@ def pods_to_end(memory: Memory, seen: Observed) -> tuple[str, ...]:
 def held_by_dead_nodes(seen: Observed, now: float) -> tuple[tuple[str, ...], float]:
     """Uids of pods that should long have ended, and seconds until the next one is: a StatefulSet makes no other before they are gone."""
     due = {
-        pod.uid: pod.gone_by + FORCED_AFTER_SECONDS for pod in seen.pods if pod.terminating and pod.gone_by is not None
+        pod.uid: pod.gone_by + (FORCED_AFTER_SECONDS if pod.unreachable else STUCK_AFTER_SECONDS)
+        for pod in seen.pods
+        if pod.terminating and pod.gone_by is not None
     }
     waits = [max(1.0, when - now + 0.5) for when in due.values() if when >= now]
     return tuple(sorted(uid for uid, when in due.items() if when < now)), min(waits, default=inf)

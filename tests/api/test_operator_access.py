@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +17,17 @@ from operator_kit import (
     CHILDREN,
     OperatorProcess,
     children,
+    condition,
     eventually,
     has_children,
     manifest,
     operators,
     ready_reason,
 )
+from raw_api import RawApi
 
 from fp8rl_operator import names
+from fp8rl_operator.kube.kinds import WORKLOADS
 
 DEPLOY = ROOT / "deploy/operator"
 SYSTEM = "fp8rl-system"
@@ -62,16 +68,20 @@ def right_of(entry: dict[str, Any]) -> Iterator[Right]:
     place = entry["objectRef"]
     resource = "/".join(filter(None, (place["resource"], place.get("subresource"))))
     yield place.get("apiGroup", ""), resource, entry["verb"]
-    if entry["verb"] == "patch" and entry["responseStatus"]["code"] == 201:
+    if entry["verb"] == "patch" and code_of(entry) == 201:
         yield place.get("apiGroup", ""), resource, "create"
 
 
+def code_of(entry: dict[str, Any]) -> int:
+    return int(entry["responseStatus"]["code"])
+
+
 def refused(plane: ControlPlane) -> list[str]:
-    return [entry["requestURI"] for entry in mine(plane) if entry["responseStatus"]["code"] == 403]
+    return [entry["requestURI"] for entry in mine(plane) if code_of(entry) == 403]
 
 
 def used(plane: ControlPlane) -> set[Right]:
-    return {right for entry in mine(plane) if entry["responseStatus"]["code"] in DONE for right in right_of(entry)}
+    return {right for entry in mine(plane) if code_of(entry) in DONE for right in right_of(entry)}
 
 
 def owned(job: dict[str, Any], kind: str, api_version: str, **body: Any) -> dict[str, Any]:
@@ -128,6 +138,78 @@ def prepare(plane: ControlPlane, namespace: str) -> None:
     plane.kubectl("patch", "fp8rljob", "ended", *flags, "-p", json.dumps(status))
 
 
+def strangers(plane: ControlPlane, namespace: str, job: str, *, workloads: bool) -> list[dict[str, Any]]:
+    """Objects of nobody with the names that children of `job` would have."""
+    bodies = {body["kind"]: body for body in stale_children({"metadata": {"uid": "", "name": ""}})}
+    taken = [key.split("/") for key in children(plane, namespace) if "/job-" in key]
+    return [
+        {**bodies[kind], "metadata": {"name": name.replace("job-", f"{job}-", 1)}}
+        for kind, name in taken
+        if (kind in WORKLOADS) == workloads
+    ]
+
+
+def clash(plane: ControlPlane, namespace: str, job: str, *, workloads: bool) -> None:
+    """Every name that a job needs is somebody else's."""
+    theirs = strangers(plane, namespace, job, workloads=workloads)
+    plane.apply(*theirs, manifest(job), namespace=namespace)
+    eventually(lambda: ready_reason(plane, namespace, job) == names.NAME_CLASH, 30)
+    message = condition(plane.get("fp8rljob", job, namespace), "Ready")["message"]
+    assert all(body["metadata"]["name"] in message for body in theirs), message
+
+
+def succeed_a_namesake(plane: ControlPlane, namespace: str) -> None:
+    """A job comes while a child of a deleted one of its name is still there, held by a finalizer."""
+    plane.apply(manifest("twin"), namespace=namespace)
+    secret = ("secret", "twin-control", "-n", namespace)
+    eventually(lambda: plane.kubectl("get", *secret, "--ignore-not-found"), 30)
+    held = {"metadata": {"finalizers": ["fp8rl.dev/test"]}}
+    plane.kubectl("patch", *secret, "-p", json.dumps(held))
+    plane.kubectl("delete", "fp8rljob", "twin", "-n", namespace)
+    plane.apply(manifest("twin"), namespace=namespace)
+    words = "the one of a deleted job of the same name is still there"
+    eventually(lambda: words in condition(plane.get("fp8rljob", "twin", namespace), "Ready").get("message", ""), 30)
+    plane.kubectl("patch", *secret, "--type=merge", "-p", json.dumps({"metadata": {"finalizers": None}}))
+    eventually(lambda: len([key for key in children(plane, namespace) if "/twin-" in key]) == CHILDREN, 60)
+
+
+@contextlib.contextmanager
+def annotated_again_and_again(plane: ControlPlane, namespace: str, job: str) -> Iterator[None]:
+    """Somebody writes to a job faster than a pass of it takes."""
+    api, enough = RawApi(plane.kubeconfig), threading.Event()
+    path = f"/apis/fp8rl.dev/v1alpha1/namespaces/{namespace}/fp8rljobs/{job}"
+
+    def write() -> None:
+        for number in itertools.takewhile(lambda _: not enough.is_set(), itertools.count()):
+            body = {"metadata": {"annotations": {"number": str(number)}}}
+            code, answer = api.request("PATCH", path, body, "application/merge-patch+json")
+            assert code == 200, answer
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+
+
+def conflicts(plane: ControlPlane) -> int:
+    """Status writes of the operator that came too late."""
+    return len([entry for entry in mine(plane) if "subresource" in entry["objectRef"] and code_of(entry) == 409])
+
+
+def write_a_status_too_late(plane: ControlPlane, namespace: str, job: str) -> None:
+    """A status is due, again and again, while the job changes under the operator's hands; the last one holds."""
+    with annotated_again_and_again(plane, namespace, job):
+        for suspend in itertools.cycle((True, False)):
+            plane.apply(manifest(job, {"suspend": suspend}), namespace=namespace)
+            if conflicts(plane):
+                break
+    plane.apply(manifest(job, {"suspend": True}), namespace=namespace)
+    eventually(lambda: ready_reason(plane, namespace, job) == "SuspendedByUser", 30)
+
+
 def exercise(plane: ControlPlane, process: OperatorProcess, namespace: str) -> None:
     """Everything that the operator does to the API."""
     gone = ("get", "fp8rljob", "ended", "-n", namespace, "--ignore-not-found")
@@ -149,8 +231,10 @@ def exercise(plane: ControlPlane, process: OperatorProcess, namespace: str) -> N
     plane.apply(*stale_children(job), old_pod(job), namespace=namespace)
     eventually(lambda: not [key for key in children(plane, namespace) if key.endswith("/stale")], 30)
     eventually(lambda: not plane.kubectl("get", "pod", "old", "-n", namespace, "--ignore-not-found"), 30)
-    plane.apply(manifest("job", {"suspend": True}), namespace=namespace)
-    eventually(lambda: ready_reason(plane, namespace) == "SuspendedByUser")
+    write_a_status_too_late(plane, namespace, "job")
+    succeed_a_namesake(plane, namespace)
+    clash(plane, namespace, "clash", workloads=False)
+    clash(plane, namespace, "rival", workloads=True)
     plane.kubectl("delete", "fp8rljob", "--all", "-n", namespace)
     eventually(lambda: not children(plane, namespace), 60)
     process.at_rest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -37,14 +38,35 @@ def test_what_was_deleted_while_history_was_forgotten_is_not_believed_to_be_ther
         plane.apply(manifest("a"), manifest("b"))
         has_children(plane, "default", 2 * CHILDREN)
         process.at_rest()
-        process.process.send_signal(19)  # SIGSTOP: it sees nothing of what happens
+        process.process.send_signal(signal.SIGSTOP)  # it sees nothing of what happens
         plane.kubectl("delete", "fp8rljob", "a")
         plane.kubectl("delete", "service", "b-trainer")
         plane.kubectl("create", "configmap", "noise")
         plane.forget_history()
-        process.process.send_signal(18)
+        process.process.send_signal(signal.SIGCONT)
         eventually(lambda: len(process.samples("fp8rl_job_info")) == 1, 60)
         has_children(plane, "default", CHILDREN, 60)
+        assert process.process.poll() is None
+
+
+def test_the_last_job_deleted_while_history_was_forgotten_is_gone_at_once_though_all_lists_are_empty(
+    own_plane, tmp_path: Path
+):
+    plane = own_plane()
+    with operators(plane.kubeconfig, tmp_path) as start:
+        process = start(lease_seconds=90).wait_leading()
+        plane.apply(manifest("a"))
+        has_children(plane, "default")
+        process.at_rest()
+        process.process.send_signal(signal.SIGSTOP)
+        plane.kubectl("delete", "fp8rljob", "a")
+        eventually(lambda: not children(plane, "default"))
+        plane.kubectl("create", "configmap", "noise")
+        plane.forget_history()
+        process.process.send_signal(signal.SIGCONT)
+        eventually(lambda: process.samples("fp8rl_operator_leader") and not process.samples("fp8rl_job_info"), 60)
+        process.at_rest()
+        assert children(plane, "default") == {}
         assert process.process.poll() is None
 
 

@@ -68,7 +68,7 @@ def test_a_restart_reads_everything_and_writes_nothing(start: Start, plane: Cont
     assert first.stop() == 0
     versions = children(plane, namespace)
     jobs = [plane.get("fp8rljob", name, namespace)["metadata"]["resourceVersion"] for name in ("a", "b")]
-    second = start().wait_leading(3)
+    second = start().wait_leading()
     eventually(
         lambda: second.samples("fp8rl_operator_reconcile_seconds_count")["fp8rl_operator_reconcile_seconds_count"] >= 2
     )
@@ -91,8 +91,8 @@ def test_of_two_processes_one_leads_and_the_other_takes_over_a_killed_leader_in_
     first.kill()
     plane.apply(manifest("b"), namespace=namespace)
     killed = time.monotonic()
-    second.wait_leading(LEASE_SECONDS + 4)
-    assert time.monotonic() - killed < LEASE_SECONDS + 4
+    second.wait_leading(LEASE_SECONDS + 15)
+    assert time.monotonic() - killed < LEASE_SECONDS + 15
     has_children(plane, namespace, 2 * CHILDREN)
     second.at_rest()
     assert {key: value for key, value in children(plane, namespace).items() if "/a-" in key} == versions
@@ -103,7 +103,7 @@ def test_a_leader_that_is_told_to_end_gives_the_lease_back_at_once(start: Start,
     second = start(lease_identity="two", lease_seconds=60)
     eventually(lambda: second.page("/readyz")[1].startswith("standby"))
     assert first.stop() == 0
-    second.wait_leading(12)
+    second.wait_leading(40)  # the Lease alone would hold it for 60 s
 
 
 def test_a_deleted_job_leaves_nothing_behind(start: Start, plane: ControlPlane, namespace: str):

@@ -5,6 +5,9 @@
 The job is the sample with a claim for its checkpoints, one at every step, and more steps. A stage is recognised by the orchestrator's
 journal: the sync's entry appears (offer), is 20 ms and 70 ms old (wire, load), has a decision, is gone (done). Must: no sync that
 stays open longer than weightSync.timeoutSeconds, no sample with a wrong version label, no step left out. The last line is JSON.
+
+The kubelets of this cluster start a killed container again after 1 s each time: their usual wait (10 s doubled up to 300 s by each
+further end within 10 minutes) would be added to every third kill of the same container.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from operator_world import pods as operator_pods
 RESULTS = Path(__file__).resolve().parent / "results" / "chaos.json"
 NAMESPACE, NAME = "chaos", "reverse-text"
 TIMEOUT_SECONDS = 20
+KUBELET = {"nodeLeaseDurationSeconds": 4, "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"}}
 BOOT_SECONDS = 600.0
 GO_ON_SECONDS = 240.0
 VICTIMS = ("trainer", "engine", "orchestrator", "operator")
@@ -238,7 +242,7 @@ def main() -> int:
     given = parser.parse_args()
     name = given.cluster or f"pytest-{os.getpid()}-chaos"
     try:
-        world = bring_up(name)
+        world = bring_up(name, kubelet=json.dumps(KUBELET))
         deploy(world)
         chaos = Chaos(world)
         chaos.start()

@@ -49,6 +49,12 @@ def pid_of(child: subprocess.Popen[bytes]) -> int:
     return int(until(lambda: Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()[:1])[0])
 
 
+def catches_sigterm(pid: int) -> bool:
+    """Whether the process has asked for SIGTERM; until then the kernel keeps it from a first process."""
+    caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
 def until(condition: Callable[[], list[str]], seconds: float = 60.0) -> list[str]:
     """What a condition is met with."""
     end = time.monotonic() + seconds
@@ -87,8 +93,7 @@ def variables(folder: Path, address: str) -> dict[str, str]:
 
 def test_a_trainer_that_imports_or_computes_ends_within_seconds(trainer: dict[str, str]) -> None:
     with first_process("-m", "fp8rl_workers.trainer", **trainer) as child:
-        pid_of(child)
-        time.sleep(0.5)
+        until(lambda: ["caught"] if catches_sigterm(pid_of(child)) else [])
         assert seconds_to_end(child) < SECONDS
     with first_process("-m", "fp8rl_workers.trainer", **trainer) as child:
         wait_for(trainer["FP8RL_POD_IP"], "idle")

@@ -120,6 +120,17 @@ async def test_nothing_is_kept_of_a_forgotten_key():
     assert not any(vars(queue)[name] for name in ("_waiting", "_timers", "_rested", "_failures", "_again", "_running"))
 
 
+async def test_a_key_forgotten_during_its_pass_gets_no_second_one_beside_it():
+    queue = JobQueue(settle=0.0)
+    queue.add("a")
+    assert await queue.get() == "a"
+    queue.forget("a")
+    queue.add("a", urgent=True)
+    assert (queue.running, len(queue)) == (1, 0)
+    queue.done("a", 1.0)
+    assert (queue.running, len(queue)) == (0, 0)
+
+
 async def test_a_key_forgotten_during_its_pass_leaves_nothing_behind():
     queue = JobQueue(settle=0)
     queue.add("a")

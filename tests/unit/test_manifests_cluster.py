@@ -346,3 +346,27 @@ def test_a_job_of_the_same_name_that_was_made_anew_selects_none_of_the_old_ones_
     old, new = make_job(), make_job(uid=OTHER)
     labels = [w["spec"]["template"]["metadata"]["labels"] for w in workloads(old).values()]
     assert not [pod for pod in labels for selected in every_selector(new) if selected.items() <= pod.items()]
+
+
+@pytest.mark.parametrize(
+    ("resources", "threads"),
+    [
+        ({}, "1"),
+        ({"requests": {"cpu": "1500m"}}, "1"),
+        ({"requests": {"cpu": "2"}, "limits": {"cpu": "3500m"}}, "3"),
+    ],
+)
+def test_a_role_on_cpus_takes_as_many_openmp_threads_as_whole_cpus_that_it_asks_for(resources, threads) -> None:
+    template = {"spec": {"containers": [{"name": "main", "resources": resources}]}}
+    job = make_job({"trainer": {"template": template}})
+    env = {item["name"]: item.get("value") for item in main_of(built(job)["StatefulSet/job-trainer"])["env"]}
+    assert env["OMP_NUM_THREADS"] == threads
+
+
+def test_weights_are_prepared_for_the_trainer_alone() -> None:
+    objects = built(make_job())
+    told = {}
+    for name in ("StatefulSet/job-trainer", "Deployment/job-inference", "StatefulSet/job-orchestrator"):
+        init = objects[name]["spec"]["template"]["spec"]["initContainers"][0]
+        told[name] = {item["name"]: item.get("value") for item in init["env"]}.get("FP8RL_MODEL_WEIGHTS")
+    assert list(told.values()) == [None, "no", "no"]

@@ -106,6 +106,13 @@ def test_a_pod_that_its_node_does_not_let_go_is_forced_thirty_seconds_after_its_
         assert plan.force_pods == forced
 
 
+@pytest.mark.parametrize(("late", "forced"), [(299.0, ()), (301.0, ("trainer-0-0",))])
+def test_a_pod_whose_kubelet_is_merely_slow_is_forced_after_five_minutes(late: float, forced: tuple[str, ...]) -> None:
+    pods = with_trainer(terminating=True, gone_by=NOW)
+    plan = compute_plan(make_job(None, running()), make_observed(pods=pods), NOW + late)
+    assert plan.force_pods == forced
+
+
 def test_engines_that_were_asked_away_are_no_loss_under_restart() -> None:
     status = running(RESTART | {"inference": {"replicas": 3}}, make_observed(pods=tuple(make_pods(engines=3))))
     fewer = RESTART | {"inference": {"replicas": 2}}

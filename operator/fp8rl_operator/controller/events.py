@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
+from typing import Final
 
 from fp8rl_operator.controller.facts import Facts
 from fp8rl_operator.controller.metrics import Metrics
@@ -11,7 +13,10 @@ from fp8rl_operator.kube.cluster import ApiCluster
 from fp8rl_operator.kube.kinds import JOB, Kind, Object
 from fp8rl_operator.kube.store import Store
 
-DELETED = "DELETED"
+log = logging.getLogger(__name__)
+
+DELETED: Final = "DELETED"
+UNREADABLE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 @dataclass
@@ -19,7 +24,7 @@ class Events:
     """Keeps the store true and enqueues the jobs whose objects changed.
 
     `relisted`: kinds that kopf has listed anew since somebody looked: what was deleted meanwhile was not told. `tombs`: uids that
-    went while a list of ours runs, whose older pages may still hold them.
+    went while a list of ours runs, whose older pages may still hold them. `unread`: uids of objects that cannot be read.
     """
 
     store: Store
@@ -28,15 +33,30 @@ class Events:
     metrics: Metrics
     relisted: set[Kind] = field(default_factory=set)
     tombs: set[str] = field(default_factory=set)
+    unread: set[str] = field(default_factory=set)
 
     def told(self, kind: Kind, change: str | None, body: Object) -> None:
         """One event of a watch; `change` is None for an object that a list contained."""
-        if change is None:
-            self.relisted.add(kind)
         if change == DELETED:
             self.gone(kind, body)
         else:
+            self.read(kind, body)
+
+    def list_over(self, kind: Kind) -> None:
+        """A watch has begun anew with a list, an empty one perhaps."""
+        self.relisted.add(kind)
+
+    def read(self, kind: Kind, body: Object) -> None:
+        """An object as it is. One that cannot be read is said once and passed over: it may not keep all others waiting."""
+        meta = body["metadata"]
+        try:
             self.there(kind, body)
+        except UNREADABLE:
+            if meta["uid"] not in self.unread:
+                log.exception("%s %s/%s cannot be read and is passed over", kind.kind, meta["namespace"], meta["name"])
+            self.unread.add(meta["uid"])
+        else:
+            self.unread.discard(meta["uid"])
 
     def there(self, kind: Kind, body: Object) -> None:
         """An object as it is."""
@@ -48,11 +68,12 @@ class Events:
     def listed(self, kind: Kind, body: Object) -> None:
         """An object of a page."""
         if body["metadata"]["uid"] not in self.tombs:
-            self.there(kind, body)
+            self.read(kind, body)
 
     def gone(self, kind: Kind, body: Object) -> None:
         """An object that is no more."""
         self.tombs.add(body["metadata"]["uid"])
+        self.unread.discard(body["metadata"]["uid"])
         if kind is JOB:
             self.job_gone(body)
         elif (uid := self.store.drop_child(body)) is not None:

@@ -47,7 +47,9 @@ class Passes:
         if body is None or not_ours(body):
             return None
         await self.cluster.restore_status(uid)
-        body = self.store.job(uid) or body
+        body = self.store.job(uid)
+        if body is None:
+            return None
         job, faults = self.accepted(body)
         if job is None:
             await self.refuse(body, faults)

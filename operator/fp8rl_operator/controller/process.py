@@ -134,7 +134,8 @@ class Operator:
         await self.list_all()
         log.info("leading: %d jobs", len(self.metrics.facts))
         started, stop = asyncio.Event(), asyncio.Event()
-        watching = asyncio.create_task(watch(self.settings.namespaces, self.events.told, started, stop), name="kopf")
+        events = watch(self.settings.namespaces, self.events.told, self.events.list_over, started, stop)
+        watching = asyncio.create_task(events, name="kopf")
         others = [asyncio.create_task(worker) for worker in self.workers.all()]
         others += [
             asyncio.create_task(self.resync.forever(), name="resync"),

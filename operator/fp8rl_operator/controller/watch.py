@@ -8,12 +8,15 @@ tried again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Final
 
 import kopf
+from kopf._cogs.clients import watching  # kopf is pinned
+from kopf._core.reactor.inventory import ResourceMemories
 
 from fp8rl_operator.kube.kinds import CHILDREN, JOB, POD, SELECTOR, Kind, Object
 
@@ -27,6 +30,7 @@ PAGE_SIZE: Final = 100
 IDLE_SECONDS: Final = 0.1  # kopf keeps a task and the newest body of an object for so long after its last event
 
 Told = Callable[[Kind, str | None, Object], None]
+Listed = Callable[[Kind], None]
 
 
 class Backoffs:
@@ -69,6 +73,14 @@ class NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
     def clear(self, *, essence: dict[str, Any]) -> dict[str, Any]:
         """As it is."""
         return essence
+
+
+class NoMemories(ResourceMemories):  # type: ignore[misc]
+    """kopf keeps nothing of an object between two of its events: it would be a kilobyte for each of twenty thousand objects."""
+
+    async def recall(self, raw_body: Any, **options: Any) -> Any:
+        """A new memory, for this event only."""
+        return await super().recall(raw_body, **{**options, "ephemeral": True})
 
 
 def settings() -> Any:
@@ -126,15 +138,43 @@ def login(**context: Any) -> Any:
     return kopf.login_with_service_account(**context)
 
 
-async def watch(namespaces: Iterable[str], told: Told, started: asyncio.Event, stop: asyncio.Event) -> None:
+@contextlib.contextmanager
+def ends_of_lists(listed: Listed) -> Iterator[None]:
+    """While it lasts, `listed` hears of each list with which a watch of kopf begins.
+
+    kopf tells handlers objects only. A list that is empty would go unnoticed, and what was deleted before it would be believed
+    to be there.
+    """
+    kinds = {selected(kind): kind for kind in WATCHED}
+    stream = watching.infinite_watch
+
+    async def heard(*, resource: Any, **options: Any) -> AsyncIterator[Any]:
+        kind = kinds[resource.group, resource.version, resource.plural]
+        async for event in stream(resource=resource, **options):
+            if event is watching.Bookmark.LISTED:
+                listed(kind)
+            yield event
+
+    watching.infinite_watch = heard
+    try:
+        yield
+    finally:
+        watching.infinite_watch = stream
+
+
+async def watch(
+    namespaces: Iterable[str], told: Told, listed: Listed, started: asyncio.Event, stop: asyncio.Event
+) -> None:
     """Watch until `stop` is set. `started` is set once kopf has taken the signals of this process, which is when to take them back."""
     chosen = tuple(namespaces)
-    await kopf.operator(
-        registry=registry(told),
-        settings=settings(),
-        standalone=True,
-        clusterwide=not chosen,
-        namespaces=chosen,
-        ready_flag=started,
-        stop_flag=stop,
-    )
+    with ends_of_lists(listed):
+        await kopf.operator(
+            registry=registry(told),
+            settings=settings(),
+            memories=NoMemories(),
+            standalone=True,
+            clusterwide=not chosen,
+            namespaces=chosen,
+            ready_flag=started,
+            stop_flag=stop,
+        )
