@@ -13,6 +13,7 @@ def pod(status: dict[str, Any] | None = None, spec: dict[str, Any] | None = None
     labels = {names.LABEL_ROLE: "trainer", names.LABEL_JOB_UID: "u"}
     meta = {
         "name": "job-trainer-0",
+        "namespace": "team",
         "uid": "p",
         "resourceVersion": "7",
         "creationTimestamp": STAMP,

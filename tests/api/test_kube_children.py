@@ -206,6 +206,25 @@ async def test_a_child_edited_by_hand_is_put_right_in_one_pass(plane, namespace,
         assert {verb for verb, _ in running.child_writes} == {"apply"}
 
 
+@pytest.mark.parametrize("label", [names.LABEL_MANAGED_BY, names.LABEL_JOB_UID])
+async def test_a_child_whose_label_is_taken_away_is_put_right_after_the_watch_told_its_end(
+    plane, namespace, label
+) -> None:
+    plane.apply(body(namespace), namespace=namespace)
+    async with operator(plane) as running:
+        await settled(running, namespace)
+        before = plane.get("configmap", "job-trainer", namespace)
+        plane.kubectl("label", "configmap", "job-trainer", "-n", namespace, f"{label}-")
+        version = plane.get("configmap", "job-trainer", namespace)["metadata"]["resourceVersion"]
+        # what a watch by label says: DELETED, the object as it was, the version of the edit
+        running.store.drop_child({**before, "metadata": {**before["metadata"], "resourceVersion": version}})
+        done = await running.run()
+        assert (done.outcome.failed, done.outcome.clashes) == ((), ())
+        after = plane.get("configmap", "job-trainer", namespace)["metadata"]
+        assert (after["uid"], after["labels"]) == (before["metadata"]["uid"], before["metadata"]["labels"])
+        assert (await running.run()).outcome.changed == ()
+
+
 async def test_optional_children_that_are_not_wanted_any_more_go_and_nothing_else_does(plane, namespace) -> None:
     plane.apply(body(namespace), body(namespace, name="other"), namespace=namespace)
     async with operator(plane) as running:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
+import aiohttp
 import pytest
+from kube_bodies import pod
 from kube_kit import body, operator
 
 from fp8rl_operator import names
 from fp8rl_operator.cluster import ClusterError
-from fp8rl_operator.kube.api import ApiError
+from fp8rl_operator.kube.api import Api, ApiError, Call
+from fp8rl_operator.kube.events import Warnings
 from fp8rl_operator.kube.kinds import CHILDREN, EVENT, JOB, Kind
 
 CONFIG_MAP = next(kind for kind in CHILDREN if kind.kind == "ConfigMap")
@@ -27,6 +31,22 @@ TWO_NODES = {
 def claim(mode: str) -> dict:
     spec = {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "none"}
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "ckpt"}, "spec": spec}
+
+
+def lose_answers(api: Api, count: int) -> list[str]:
+    """Cut the connection after the API server has done the next status writes; the versions that it made of them."""
+    lost: list[str] = []
+    send = api._send
+
+    async def cut(call: Call) -> Any:
+        answer = await send(call)
+        if call.verb == "status" and len(lost) < count:
+            lost.append(json.loads(await answer.read())["metadata"]["resourceVersion"])
+            raise aiohttp.ServerDisconnectedError
+        return answer
+
+    api._send = cut  # type: ignore[method-assign]
+    return lost
 
 
 async def test_a_status_edited_by_hand_is_not_believed_and_written_again(plane, namespace) -> None:
@@ -71,13 +91,62 @@ async def test_a_status_of_an_older_job_is_refused_and_the_newest_is_read(plane,
         assert "status" not in plane.get("fp8rljob", "job", namespace)
 
 
+async def test_a_status_whose_answer_was_lost_is_the_operators_own(plane, namespace) -> None:
+    plane.apply(body(namespace), namespace=namespace)
+    async with operator(plane) as running:
+        await running.sync(namespace)
+        lost = lose_answers(running.api, 1)
+        written = (await running.run()).status
+        live = plane.get("fp8rljob", "job", namespace)
+        assert lost == [live["metadata"]["resourceVersion"]]
+        assert running.job().status == written == live["status"]
+        assert not running.store.entry(running.job().uid).edited
+
+
+async def test_a_status_that_was_never_answered_is_believed_when_the_watch_tells_it(
+    plane, namespace, monkeypatch
+) -> None:
+    monkeypatch.setattr("fp8rl_operator.kube.api.GIVE_UP_SECONDS", 0.0)
+    plane.apply(body(namespace), namespace=namespace)
+    async with operator(plane) as running:
+        await running.sync(namespace)
+        await running.run()
+        job = running.job()
+        status = {**job.status, "attempt": 1}
+        lose_answers(running.api, 1)
+        with pytest.raises(ClusterError, match="no answer"):
+            await running.cluster.write_status(job, status)
+        with pytest.raises(ApiError) as refused:
+            await running.cluster.write_status(job, {**status, "attempt": 2})
+        assert refused.value.status == 409
+        assert running.job().status == status
+        await running.sync(namespace)
+        assert not running.store.entry(job.uid).edited
+        await running.run()
+        assert plane.get("fp8rljob", "job", namespace)["status"]["attempt"] == 1
+
+
+async def test_a_pass_over_a_suspended_job_that_is_gone_ends_at_its_status_and_makes_no_children(
+    plane, namespace
+) -> None:
+    plane.apply(body(namespace, {"suspend": True}), namespace=namespace)
+    async with operator(plane) as running:
+        await running.sync(namespace)
+        plane.kubectl("delete", "fp8rljob", "job", "-n", namespace)
+        with pytest.raises(ApiError, match="not found"):
+            await running.run()
+        assert running.writes == [("status", "FP8RLJob")]
+        assert running.store.uids() == []
+
+
 async def test_a_status_of_a_job_that_is_gone_is_dropped(plane, namespace) -> None:
     plane.apply(body(namespace), namespace=namespace)
     async with operator(plane) as running:
         await running.sync(namespace)
         job = running.job()
         plane.kubectl("delete", "fp8rljob", "job", "-n", namespace)
-        await running.cluster.write_status(job, {"attempt": 1})
+        with pytest.raises(ApiError, match="not found"):
+            await running.cluster.write_status(job, {"attempt": 1})
         assert running.store.uids() == []
 
 
@@ -184,6 +253,72 @@ async def test_a_quota_is_told_in_the_clusters_words_after_a_few_seconds(plane, 
         assert {item.role for item in troubles} <= {names.TRAINER, names.INFERENCE, names.ORCHESTRATOR}
         await running.cluster.observe(running.job())
         assert [call[:2] for call in running.calls] == [("list", "Event")]
+
+
+def warning(namespace: str, job: str) -> dict:
+    about = {"kind": "StatefulSet", "name": f"{job}-trainer", "namespace": namespace}
+    told = {
+        "type": "Warning",
+        "reason": "FailedCreate",
+        "message": "exceeded quota",
+        "lastTimestamp": "2027-01-15T08:00:00Z",
+    }
+    meta = {"name": f"{job}.1", "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "Event", "metadata": meta, "involvedObject": about, **told}
+
+
+async def test_two_jobs_of_a_namespace_that_ask_at_once_are_told_by_one_list(plane, namespace) -> None:
+    jobs = ("job", "other")
+    for name in jobs:
+        plane.apply(body(namespace, name=name), warning(namespace, name), namespace=namespace)
+    async with operator(plane) as running:
+        await running.sync(namespace)
+        warnings = Warnings(running.api, lambda: 1_800_000_000.0)
+        running.calls.clear()
+        found = await asyncio.gather(*(warnings.troubles(running.job(name), [], []) for name in jobs))
+        assert [[item.message for item in told] for told in found] == [["exceeded quota"], ["exceeded quota"]]
+        assert running.calls == [("list", "Event", 200)]
+
+
+async def test_a_list_of_events_that_fails_leaves_what_was_told_and_fails_no_pass(own_plane, monkeypatch) -> None:
+    monkeypatch.setattr("fp8rl_operator.kube.api.GIVE_UP_SECONDS", 0.0)
+    now = [1_800_000_000.0]
+    plane = own_plane()
+    plane.apply(body("default"), warning("default", "job"))
+    async with operator(plane, lambda: now[0]) as running:
+        await running.sync("default")
+        await running.run()
+        job = running.job()
+        await running.cluster.observe(job)
+        now[0] += 6
+        assert [item.reason for item in (await running.cluster.observe(job)).troubles] == ["FailedCreate"]
+        plane.stop()
+        for later in (16, 200):
+            now[0] += later
+            seen = await running.cluster.observe(job)
+            assert [item.reason for item in seen.troubles] == ["FailedCreate"]
+        with pytest.raises(ClusterError, match="list /api/v1/namespaces/default/events: no answer"):
+            await Warnings(running.api).troubles(job, [], [])
+
+
+async def test_a_refusal_is_forgotten_only_when_the_status_that_is_written_knows_of_it(plane, namespace) -> None:
+    plane.apply(body(namespace), namespace=namespace)
+    async with operator(plane) as running:
+        await running.sync(namespace)
+        job = running.job()
+        refused = pod(
+            {"phase": "Failed", "reason": "TopologyAffinityError"},
+            namespace=namespace,
+            labels={names.LABEL_JOB_UID: job.uid, names.LABEL_ROLE: names.TRAINER},
+        )
+        running.store.put_child(refused)
+        await running.cluster.observe(job)
+        await running.cluster.write_status(job, {"attempt": 1})
+        assert list(running.store.entry(job.uid).refusals) == ["p"]
+        await running.cluster.observe(running.job())
+        counted = {"attempt": 1, "refusals": {"uids": ["p"]}}
+        await running.cluster.write_status(running.job(), counted)
+        assert running.store.entry(job.uid).refusals == {}
 
 
 async def test_a_pod_is_ended_by_its_uid(plane, namespace) -> None:

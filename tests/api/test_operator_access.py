@@ -114,12 +114,13 @@ def stale_children(job: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def old_pod(job: dict[str, Any]) -> dict[str, Any]:
-    """A pod of an attempt that is over. Its owner is the job: the controllers of workloads let go of pods that they did not make."""
-    spec = {"containers": [{"name": "main", "image": "i"}], "serviceAccountName": "default"}
-    pod = owned(job, "Pod", "v1", spec=spec)
-    pod["metadata"] |= {"name": "old", "annotations": {names.ANNOTATION_ATTEMPT: "7"}}
-    return pod
+def age_a_pod(plane: ControlPlane, namespace: str) -> None:
+    """A pod of an attempt that is over is ended; its StatefulSet makes the next one."""
+    pod = ("pod", "job-trainer-0", "-n", namespace)
+    uid = ("get", *pod, "--ignore-not-found", "-o", "jsonpath={.metadata.uid}")
+    old = eventually(lambda: plane.kubectl(*uid), 30)
+    plane.kubectl("annotate", "--overwrite", *pod, f"{names.ANNOTATION_ATTEMPT}=7")
+    eventually(lambda: plane.kubectl(*uid) not in {"", old}, 30)
 
 
 def prepare(plane: ControlPlane, namespace: str) -> None:
@@ -228,9 +229,9 @@ def exercise(plane: ControlPlane, process: OperatorProcess, namespace: str) -> N
     plane.apply(manifest("job"), namespace=namespace)
     eventually(lambda: len([key for key in children(plane, namespace) if "/job-" in key]) == CHILDREN)
     job = plane.get("fp8rljob", "job", namespace)
-    plane.apply(*stale_children(job), old_pod(job), namespace=namespace)
+    plane.apply(*stale_children(job), namespace=namespace)
     eventually(lambda: not [key for key in children(plane, namespace) if key.endswith("/stale")], 30)
-    eventually(lambda: not plane.kubectl("get", "pod", "old", "-n", namespace, "--ignore-not-found"), 30)
+    age_a_pod(plane, namespace)
     write_a_status_too_late(plane, namespace, "job")
     succeed_a_namesake(plane, namespace)
     clash(plane, namespace, "clash", workloads=False)

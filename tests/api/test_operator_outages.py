@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
 
 import pytest
 import yaml
-from control_plane_kit import CRD
+from control_plane_kit import CRD, ROOT
 from operator_kit import CHILDREN, children, eventually, has_children, manifest, operators
+from testcluster import processes
 
 
 def test_the_api_server_stops_and_starts_and_the_operator_goes_on(own_plane, tmp_path: Path):
@@ -68,6 +70,23 @@ def test_the_last_job_deleted_while_history_was_forgotten_is_gone_at_once_though
         process.at_rest()
         assert children(plane, "default") == {}
         assert process.process.poll() is None
+
+
+def test_a_leader_that_is_told_to_end_does_so_in_its_grace_period_though_the_api_server_is_silent(
+    own_plane, tmp_path: Path
+):
+    plane = own_plane()
+    pods = next(yaml.safe_load_all((ROOT / "deploy/operator/30-operator.yaml").read_text()))["spec"]["template"]
+    with operators(plane.kubeconfig, tmp_path) as start:
+        process = start(lease_seconds=60).wait_leading()
+        plane.apply(manifest("a"))
+        has_children(plane, "default")
+        server = processes.pid_of(plane.cluster, "kube-apiserver")
+        os.kill(server, signal.SIGSTOP)
+        try:
+            assert process.stop(pods["spec"]["terminationGracePeriodSeconds"]) == 0
+        finally:
+            os.kill(server, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("state", ["absent", "old"])

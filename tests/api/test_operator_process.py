@@ -167,6 +167,9 @@ def test_a_job_that_the_settings_forbid_says_why_in_the_words_of_validate_and_ge
     assert condition(job, "Ready")["status"] == "False"
     assert condition(job, "Ready")["observedGeneration"] == job["metadata"]["generation"]
     assert children(plane, namespace) == {}
+    (event,) = eventually(lambda: plane.get("events", namespace=namespace)["items"])
+    said = (event["type"], event["reason"], event["message"], event["involvedObject"]["uid"])
+    assert said == ("Warning", "InvalidSpec", str(fault), job["metadata"]["uid"])
     writes = process.at_rest()
     passes = process.samples("fp8rl_operator_reconcile_seconds_count")
     time.sleep(4)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
 import time
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
 from builders import make_orchestrator, make_pod
 
-from fp8rl_operator.control import ControlClient
+from fp8rl_operator.control import MAX_ANSWER, ControlClient
 from fp8rl_operator.observed import PodState
 from fp8rl_workers.config import ORCHESTRATOR_PORT
 from fp8rl_workers.protocol import GroupDocument
@@ -84,6 +87,96 @@ async def test_a_group_that_was_refused_is_sent_again(client) -> None:
     job.code = 200
     assert await client.put_group(group("a", 1), [job.pod], "t")
     assert job.taken == [1]
+    await runner.cleanup()
+
+
+class Hostile:
+    """A pod that answers every request with `answer`, and remembers what it was asked."""
+
+    def __init__(self, ip: str, answer: web.StreamResponse | None = None) -> None:
+        self.pod = make_pod("orchestrator", ip=ip, uid="o")
+        self.answer = answer
+        self.asked: list[str] = []
+        self.sent = 0
+
+    async def start(self) -> web.AppRunner:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self.reply if self.answer is not None else self.flood)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, self.pod.ip, ORCHESTRATOR_PORT).start()
+        return runner
+
+    async def reply(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(f"{request.method} {request.path}")
+        assert self.answer is not None
+        return self.answer
+
+    async def flood(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(OSError):
+            while self.sent < 64 * MAX_ANSWER:
+                await response.write(b" " * 65_536)
+                self.sent += 65_536
+        return response
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Failed", "Succeeded"])
+async def test_a_pod_that_does_not_run_is_not_given_the_token_since_its_address_may_be_anothers(client, phase) -> None:
+    pod = Hostile("127.9.8.10", web.json_response({}))
+    runner = await pod.start()
+    ended = replace(pod.pod, phase=phase)
+    assert await client.read([ended], "t") == (None, None)
+    assert not await client.put_group(group("a", 1), [ended], "t")
+    assert pod.asked == []
+    await runner.cleanup()
+
+
+async def test_an_answer_is_read_up_to_a_megabyte_and_no_further(client, caplog) -> None:
+    pod = Hostile("127.9.8.5")
+    runner = await pod.start()
+    assert await client.read([pod.pod], "t") == (None, None)
+    assert f"not a OrchestratorStatus: more than {MAX_ANSWER} bytes" in caplog.text
+    assert pod.sent < 32 * MAX_ANSWER
+    await runner.cleanup()
+
+
+async def test_an_answer_is_not_unpacked(client) -> None:
+    text = make_orchestrator(job_uid="a", group_attempt=0, group_generation=0).model_dump_json()
+    packed = web.Response(body=gzip.compress(text.encode()), headers={"Content-Encoding": "gzip"})
+    pod = Hostile("127.9.8.6", packed)
+    runner = await pod.start()
+    assert await client.read([pod.pod], "t") == (None, None)
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("code", [302, 307, 308])
+async def test_nobody_is_asked_whom_a_pod_points_to(client, code) -> None:
+    elsewhere = Orchestrator("127.9.8.7", "a")
+    location = {"Location": f"http://127.9.8.7:{ORCHESTRATOR_PORT}/v1/status"}
+    pod = Hostile("127.9.8.8", web.Response(status=code, headers=location))
+    runners = [await elsewhere.start(), await pod.start()]
+    assert await client.read([pod.pod], "t") == (None, None)
+    location["Location"] = f"http://127.9.8.7:{ORCHESTRATOR_PORT}/v1/group"
+    pod.answer = web.Response(status=code, headers=location)
+    assert not await client.put_group(group("a", 1), [pod.pod], "t")
+    assert pod.asked == ["GET /v1/status", "PUT /v1/group"]
+    assert elsewhere.taken == []
+    for runner in runners:
+        await runner.cleanup()
+
+
+async def test_the_log_says_where_an_answer_is_wrong_and_not_what_it_says(client, caplog) -> None:
+    pod = Hostile("127.9.8.9", web.json_response({"job_uid": "a", "attempt": "secret\n" * 1000, "phase": "running"}))
+    runner = await pod.start()
+    assert await client.read([pod.pod], "t") == (None, None)
+    assert "not a OrchestratorStatus: 'attempt: int_parsing'" in caplog.text
+    pod.answer = web.Response(status=500, text="line\nforged line " + "x" * 5000)
+    assert not await client.put_group(group("a", 1), [pod.pod], "t")
+    assert "status 500: 'line\\nforged line xxx" in caplog.text
+    assert "secret" not in caplog.text
+    assert len(caplog.text) < 2000
     await runner.cleanup()
 
 

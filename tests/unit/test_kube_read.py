@@ -128,8 +128,13 @@ def test_a_kubelets_refusal(reason: str, refused: bool) -> None:
     assert found == (Refusal("p", "trainer", "n1", reason, "m") if refused else None)
 
 
-def test_an_attempt_that_is_no_number_is_never_wanted() -> None:
-    assert state({}, annotations={names.ANNOTATION_ATTEMPT: "x"}).attempt == -1
+@pytest.mark.parametrize("text", ["x", "", "-1", "1" * 10, "1" * 5000])
+def test_an_attempt_that_is_no_number_of_nine_digits_is_never_wanted(text: str) -> None:
+    assert state({}, annotations={names.ANNOTATION_ATTEMPT: text}).attempt == -1
+
+
+def test_an_attempt_of_nine_digits_is_read() -> None:
+    assert state({}, annotations={names.ANNOTATION_ATTEMPT: "9" * 9}).attempt == 999_999_999
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from fp8rl_operator.reconcile import Pass, reconcile
 from fp8rl_operator.settings import Settings, refusals
 from fp8rl_operator.spec import FP8RLJob, parse
 from fp8rl_operator.status import invalid_status
+from fp8rl_operator.status_events import invalid_event
 
 SPREAD = 0.1
 
@@ -26,6 +27,21 @@ class Unfinished(ClusterError):  # noqa: N818 - what it is, not what is wrong
     """Raised when single objects of a job could not be applied: the job's status says which, the pass is tried again."""
 
     reason = "ApplyFailed"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A job that is not gone into, as an event names it."""
+
+    uid: str
+    namespace: str
+    name: str
+
+    @classmethod
+    def of(cls, body: Object) -> Refused:
+        """The job of a body."""
+        meta = body["metadata"]
+        return cls(meta["uid"], meta["namespace"], meta["name"])
 
 
 @dataclass(frozen=True)
@@ -75,8 +91,12 @@ class Passes:
     async def refuse(self, body: Object, faults: list[Fault]) -> None:
         """Say what is wrong with a job; nothing else is done until it changes."""
         status = invalid_status(body, faults, self.clock())
-        if status is not None:
-            await self.cluster.write_status_of(body, status)
+        if status is None:
+            return
+        await self.cluster.write_status_of(body, status)
+        told = invalid_event(body.get("status") or {}, status)
+        if told is not None:
+            await self.cluster.record(Refused.of(body), told.reason, told.message, warning=told.warning)
 
 
 def not_ours(body: Object) -> bool:

@@ -7,6 +7,7 @@ be read, 3 for a CRD that is absent or too old.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import time
@@ -37,7 +38,8 @@ OLD_CRD: Final = 3
 SCHEMA_TRIES: Final = 10
 SCHEMA_RETRY_SECONDS: Final = 2.0
 RETRY_SECONDS: Final = 5.0
-DRAIN_SECONDS: Final = 8.0
+DRAIN_SECONDS: Final = 6.0  # with the next two less than the grace period of deploy/operator
+RELEASE_SECONDS: Final = 4.0
 STOP_SECONDS: Final = 8.0  # kopf waits five for what still runs
 LEASE_CONNECTIONS: Final = 2
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -62,6 +64,7 @@ class Operator:
         self.events = Events(self.store, self.cluster, self.queue, self.metrics)
         self.resync = Resync(self.api, self.events, settings.namespaces, settings.resync_seconds)
         self.leadership = Leadership(settings.lease_identity, Times.of(settings.lease_seconds))
+        self.api.may_write = lambda: self.leadership.leads
         self.lock = Lock(settings, self.leadership, self.lease_api._client)  # noqa: SLF001
         passes = Passes(self.store, self.cluster, settings)
         self.workers = Workers(self.queue, passes, self.metrics, self.leadership, settings.concurrency)
@@ -103,7 +106,8 @@ class Operator:
         """End in order: the passes that run are finished, the Lease is given back, the watches are closed."""
         log.info("stopping: %d passes run", len(self.workers.begun))
         await self.workers.drain(DRAIN_SECONDS)
-        await self.lock.release()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.lock.release(), RELEASE_SECONDS)
         if self.leadership.lost.is_set():
             await asyncio.wait({leading}, timeout=STOP_SECONDS)
 

@@ -64,13 +64,15 @@ class ApiError(ClusterError):
 class Api:
     """Any number of requests at once, `connections` of them on the wire. Close it in the loop that used it.
 
-    `on_request(verb, kind, code, seconds)` is called after each answer, code 0 for none.
+    `on_request(verb, kind, code, seconds)` is called after each answer, code 0 for none. `may_write` is asked before each request that
+    could change something.
     """
 
     def __init__(self, client: ApiClient, connections: int = CONNECTIONS, on_request: OnRequest | None = None) -> None:
         self._client = client
         self._gate = asyncio.Semaphore(connections)
         self._on_request = on_request
+        self.may_write: Callable[[], bool] = lambda: True
         self._timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
 
     @classmethod
@@ -171,11 +173,13 @@ class Api:
 
         Raises:
             ApiError: the API server refuses it.
-            ClusterError: there is no answer.
+            ClusterError: there is no answer, or nothing may be written any more.
         """
         clock = asyncio.get_running_loop().time
         end, delay = clock() + GIVE_UP_SECONDS, FIRST_DELAY_SECONDS
         while True:
+            if call.method != "GET" and not self.may_write():
+                raise ClusterError(f"{call.verb} {call.path}: not sent: this process does not lead any more")
             try:
                 return await self._once(call)
             except _Retry as retry:

@@ -129,7 +129,7 @@ class Applier:
             Clash: it is somebody else's.
             ApiError: it is a leftover of a deleted job of the same name, which the garbage collector takes away.
         """
-        known = self.store.entry(job.uid).children.get(key)
+        known, went = self.store.entry(job.uid).children.get(key), self.store.went(job.uid, key)
         kind = BY_NAME[key[0]]
         try:
             live = await self.api.get(kind, job.namespace, key[1])
@@ -146,6 +146,7 @@ class Applier:
                 words = f"the one of a deleted job of the same name is still there, uid {live['metadata']['uid']}"
                 raise ApiError("apply", kind.path(job.namespace, key[1]), CONFLICT, "AlreadyExists", words)
             raise Clash(key)
+        self.store.still_there(job.uid, key, went)
         self.store.put_own(job.uid, live)
 
     def prune(self, job: FP8RLJob, keys: set[Key]) -> list[Awaitable[Done]]:

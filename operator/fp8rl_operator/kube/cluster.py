@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
 from fp8rl_operator import names
-from fp8rl_operator.cluster import Object
+from fp8rl_operator.cluster import ClusterError, Object
 from fp8rl_operator.control import ControlClient
 from fp8rl_operator.kube import claims, read
 from fp8rl_operator.kube.api import Api, ApiError
 from fp8rl_operator.kube.apply import Applier
-from fp8rl_operator.kube.events import Recorder, Warnings
+from fp8rl_operator.kube.events import Recorder, Subject, Warnings
 from fp8rl_operator.kube.kinds import DEPLOYMENT, JOB, STATEFUL_SET
 from fp8rl_operator.kube.store import Store
 from fp8rl_operator.observed import Observed, PodState, Trouble
 from fp8rl_operator.plan_types import Outcome, Plan
 from fp8rl_operator.spec import FP8RLJob
+
+log = logging.getLogger(__name__)
 
 SHORT_SECONDS: Final = 5.0
 WORKLOAD_OF: Final = {
@@ -49,6 +52,7 @@ class ApiCluster:
         self._warnings = Warnings(api, clock)
         self._seen: dict[str, tuple[int, Observed]] = {}
         self._short_since: dict[str, float] = {}
+        self._told: dict[str, tuple[tuple[Trouble, ...], Trouble | None]] = {}
 
     async def observe(self, job: FP8RLJob) -> Observed:
         """See `Cluster.observe`. The version of the job that the store has at the start is the one that a status is written to."""
@@ -57,14 +61,15 @@ class ApiCluster:
         pods = self.store.pods_of(job.uid)
         token = self.token(job)
         trainer, orchestrator = (None, None) if token is None else await self.control.read(pods, token)
+        troubles, blocked = await self.told(job, pods)
         seen = Observed(
             pods=pods,
             orchestrator=orchestrator,
             trainer=trainer,
             token=token,
             refusals=refusals,
-            troubles=await self.troubles(job, pods),
-            blocked=await self.blocked(job, pods),
+            troubles=troubles,
+            blocked=blocked,
         )
         self._seen[job.uid] = seen_version, seen
         return seen
@@ -73,6 +78,16 @@ class ApiCluster:
         """The control token of the job's Secret, once that was made."""
         body = self.store.body_of(job.uid, ("Secret", names.child_name(job.name, "control")))
         return None if body is None else read.secret_value(body, "token")
+
+    async def told(self, job: FP8RLJob, pods: tuple[PodState, ...]) -> tuple[tuple[Trouble, ...], Trouble | None]:
+        """What keeps the job from its pods. It only informs, so no pass fails for want of it: what was told last stands."""
+        try:
+            told = await self.troubles(job, pods), await self.blocked(job, pods)
+        except ClusterError as error:
+            log.warning("job %s/%s: what keeps it from its pods cannot be read: %s", job.namespace, job.name, error)
+            return self._told.get(job.uid, ((), None))
+        self._told[job.uid] = told
+        return told
 
     async def troubles(self, job: FP8RLJob, pods: tuple[PodState, ...]) -> tuple[Trouble, ...]:
         """What Kubernetes says where a role has been short of pods for `SHORT_SECONDS`; no request otherwise.
@@ -112,12 +127,13 @@ class ApiCluster:
         """See `Cluster.write_status`. Refused where the job has changed since `observe`; the store has the newest then.
 
         Raises:
-            ApiError: status 409: pass again.
+            ApiError: status 409: pass again; status 404: the job is gone, and the store knows it.
         """
         version, seen = self._seen.get(job.uid, (self.store.entry(job.uid).version, Observed()))
         meta = {"namespace": job.namespace, "name": job.name, "uid": job.uid, "resourceVersion": str(version)}
         await self._put_status(meta, status)
-        self.store.counted(job.uid, seen.refusals)
+        counted = (status.get("refusals") or {}).get("uids") or ()
+        self.store.counted(job.uid, tuple(item for item in seen.refusals if item.uid in counted))
 
     async def write_status_of(self, body: Object, status: dict[str, Any]) -> None:
         """The same for a job that cannot be parsed; `body` is as the store gave it."""
@@ -136,16 +152,20 @@ class ApiCluster:
 
     async def _put_status(self, meta: Object, status: dict[str, Any]) -> None:
         body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": meta, "status": status}
+        self.store.writing(meta["uid"], read.version(body), status)
         try:
             self.store.put_job(await self.api.replace_status(body), own=True)
         except ApiError as error:
             if error.status == NOT_FOUND:
                 self.store.drop_uid(meta["uid"])
-                return
-            if error.status == CONFLICT:
-                await self._reread(meta)
-            raise
+            if error.status != CONFLICT or not await self._written(meta, status):
+                raise
         self._seen.pop(meta["uid"], None)
+
+    async def _written(self, meta: Object, status: dict[str, Any]) -> bool:
+        """Whether a write that was refused is one that an unheard answer had accepted before: the job is read again."""
+        await self._reread(meta)
+        return self.store.believes(meta["uid"], status)
 
     async def _reread(self, meta: Object) -> None:
         """Take the newest version of a job into the store."""
@@ -160,7 +180,7 @@ class ApiCluster:
         else:
             self.store.put_job(body)
 
-    async def record(self, job: FP8RLJob, reason: str, message: str, *, warning: bool = False) -> None:
+    async def record(self, job: Subject, reason: str, message: str, *, warning: bool = False) -> None:
         """See `Cluster.record`."""
         await self._recorder.record(job, reason, message, warning=warning)
 
@@ -176,6 +196,7 @@ class ApiCluster:
         """The job is gone."""
         self._seen.pop(uid, None)
         self._short_since.pop(uid, None)
+        self._told.pop(uid, None)
         self._recorder.forget(uid)
         self.control.forget(uid)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from fp8rl_operator import names
 from fp8rl_operator.cluster import ClusterError
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 
 SAME_SECONDS: Final = 600.0
 LIST_SECONDS: Final = 15.0
+KEPT_SECONDS: Final = 120.0  # a list that is older stands in for none that fails
 RECENT_SECONDS: Final = 900.0
 MAX_MESSAGE: Final = 1024
 MAX_NAME: Final = 253
@@ -30,6 +32,22 @@ CUT: Final = " …"
 STATE_CLAIM: Final = "state"
 
 Clock = Callable[[], float]
+
+
+class Subject(Protocol):
+    """The job that an event is about; one that cannot be parsed has these all the same."""
+
+    @property
+    def uid(self) -> str:
+        """Its uid."""
+
+    @property
+    def namespace(self) -> str:
+        """Its namespace."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
 
 
 @dataclass
@@ -41,7 +59,7 @@ class Recorder:
     clock: Clock = time.time
     _told: dict[tuple[str, str, str], float] = field(default_factory=dict)
 
-    async def record(self, job: FP8RLJob, reason: str, message: str, *, warning: bool) -> None:
+    async def record(self, job: Subject, reason: str, message: str, *, warning: bool) -> None:
         """Record one event."""
         now, key = self.clock(), (job.uid, reason, message)
         self._told = {old: when for old, when in self._told.items() if now - when < SAME_SECONDS}
@@ -58,7 +76,7 @@ class Recorder:
         self._told = {key: when for key, when in self._told.items() if key[0] != uid}
 
 
-def event(job: FP8RLJob, reason: str, message: str, instance: str, now: float, *, warning: bool) -> Object:
+def event(job: Subject, reason: str, message: str, instance: str, now: float, *, warning: bool) -> Object:
     """A core/v1 Event of a job."""
     stamp = from_time(now)
     text = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - len(CUT)] + CUT
@@ -86,13 +104,24 @@ def event(job: FP8RLJob, reason: str, message: str, instance: str, now: float, *
     }
 
 
+Answer = asyncio.Task[list[Object] | ClusterError]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A list of events, begun at a time in Unix seconds and perhaps not answered."""
+
+    begun: float
+    task: Answer
+
+
 @dataclass
 class Warnings:
     """Warning events of namespaces, listed when somebody asks and at most every `LIST_SECONDS` for all jobs of one together."""
 
     api: Api
     clock: Clock = time.time
-    _lists: dict[tuple[str, str], tuple[float, list[Object]]] = field(default_factory=dict)
+    _lists: dict[tuple[str, str], Listing] = field(default_factory=dict)
 
     async def troubles(self, job: FP8RLJob, pods: Iterable[str], claims: Iterable[str]) -> tuple[Trouble, ...]:
         """What is said of the job's workloads, of these pods and of these claims, one of each role, the newest first.
@@ -107,16 +136,34 @@ class Warnings:
         return newest(job, found, frozenset(pods), frozenset(claims), self.clock())
 
     async def listed(self, namespace: str, fields: str) -> list[Object]:
-        """Events, those of a list that is not too old."""
+        """Events, those of a list that is not too old; all who ask meanwhile wait for the same list.
+
+        Raises:
+            ClusterError: they cannot be listed, nor were they shortly before.
+        """
         now = self.clock()
-        self._lists = {key: item for key, item in self._lists.items() if now - item[0] < LIST_SECONDS}
-        known = self._lists.get((namespace, fields))
-        if known is not None:
-            return known[1]
-        self._lists[namespace, fields] = (now, [])
-        items = [short(item) for item in await self.api.list_objects(EVENT, namespace, fields=fields)]
-        self._lists[namespace, fields] = (now, items)
-        return items
+        self._lists = {key: item for key, item in self._lists.items() if now - item.begun < KEPT_SECONDS}
+        listing = self._lists.get((namespace, fields))
+        if listing is None or now - listing.begun >= LIST_SECONDS:
+            before = None if listing is None else listing.task
+            listing = Listing(now, asyncio.create_task(self._list(namespace, fields, before)))
+            self._lists[namespace, fields] = listing
+        items = await asyncio.shield(listing.task)
+        if not isinstance(items, ClusterError):
+            return items
+        if self._lists.get((namespace, fields)) is listing:
+            del self._lists[namespace, fields]
+        raise ClusterError(str(items)) from items
+
+    async def _list(self, namespace: str, fields: str, before: Answer | None) -> list[Object] | ClusterError:
+        try:
+            return [short(item) for item in await self.api.list_objects(EVENT, namespace, fields=fields)]
+        except ClusterError as error:
+            last = await before if before is not None else error
+            if isinstance(last, ClusterError):
+                return error
+            log.warning("events of namespace %s were not listed, those of before stand: %s", namespace, error)
+            return last
 
 
 def short(item: Object) -> Object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sys
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, cast
@@ -30,17 +31,19 @@ REFUSAL_PREFIX: Final = "OutOf"
 PHASES: Final = frozenset({"Pending", "Running", "Succeeded", "Failed"})
 BORING: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+WORKLOADS: Final = {names.TRAINER: "StatefulSet", names.INFERENCE: "ReplicaSet", names.ORCHESTRATOR: "StatefulSet"}
+MAX_ATTEMPT_DIGITS: Final = 9
 KEPT_METADATA: Final = ("name", "namespace", "uid", "labels", "annotations", "ownerReferences", "deletionTimestamp")
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod. `owner`: `<kind>/<name>` of its workload, empty for none. `created` in Unix seconds."""
+    """A pod. `owner`: `<kind>/<name>` of its workload, empty for none."""
 
     state: PodState
+    namespace: str
     owner: str
     version: int
-    created: float
 
 
 def version(body: Object) -> int:
@@ -85,14 +88,24 @@ def child_content(body: Object) -> tuple[str, Object]:
 
 def pod(body: Object) -> Pod:
     """A pod as a pass sees it."""
-    meta, status = body["metadata"], body.get("status") or {}
+    meta = body["metadata"]
     owner = next((item for item in meta.get("ownerReferences") or [] if item.get("controller")), None)
     return Pod(
         state=pod_state(body),
+        namespace=sys.intern(meta["namespace"]),
         owner="" if owner is None else f"{owner['kind']}/{owner['name']}",
         version=version(body),
-        created=seconds(status.get("startTime") or meta["creationTimestamp"]),
     )
+
+
+def belongs(pod: Pod, namespace: str, job: str) -> bool:
+    """Whether a pod is a job's: of its namespace, and controlled by the job's own workload for the role that it says to have."""
+    kind, _, name = pod.owner.partition("/")
+    workload = (
+        name.rpartition("-")[0] if kind == "ReplicaSet" else name
+    )  # a ReplicaSet adds a hash to its Deployment's name
+    fits = WORKLOADS.get(pod.state.role) == kind and workload == names.child_name(job, pod.state.role)
+    return fits and pod.namespace == namespace
 
 
 def pod_state(body: Object) -> PodState:
@@ -129,9 +142,9 @@ def pod_state(body: Object) -> PodState:
 
 
 def attempt(annotations: dict[str, str]) -> int:
-    """The attempt that a pod was made for; -1, which is never wanted, where the annotation is no number."""
+    """The attempt that a pod was made for; -1, which is never wanted, where the annotation is no such number."""
     text = annotations.get(names.ANNOTATION_ATTEMPT, "")
-    return int(text) if text.isdecimal() else -1
+    return int(text) if text.isdecimal() and len(text) <= MAX_ATTEMPT_DIGITS else -1
 
 
 def is_true(conditions: dict[str, Object], kind: str) -> bool:

@@ -7,8 +7,6 @@ allows: an older event than what is known already is an echo and is dropped.
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -16,36 +14,13 @@ from typing import Final
 from fp8rl_operator import names
 from fp8rl_operator.kube import read
 from fp8rl_operator.kube.kinds import JOB, POD, Object
+from fp8rl_operator.kube.pack import Packer
 from fp8rl_operator.observed import PodState, Refusal
 
-MAX_DICTIONARY: Final = 32_768  # bytes that zlib looks back
-MIN_DICTIONARY: Final = 256
 MAX_REFUSALS: Final = 64
-BARE: Final = b"\0"
-AGAINST: Final = b"\1"
+MAX_WRITING: Final = 8
 
 Key = tuple[str, str]  # kind, name
-
-
-class Packer:
-    """Objects as bytes. Equal objects of one kind give equal bytes, once the kind has its dictionary: its first object of size."""
-
-    def __init__(self) -> None:
-        self._dictionaries: dict[str, bytes] = {}
-
-    def pack(self, kind: str, body: Object) -> bytes:
-        """Compress against the kind's dictionary."""
-        data = json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
-        if kind not in self._dictionaries and len(data) >= MIN_DICTIONARY:
-            self._dictionaries[kind] = data[-MAX_DICTIONARY:]
-        known = self._dictionaries.get(kind, b"")
-        packer = zlib.compressobj(level=6, wbits=-15, zdict=known)
-        return (BARE if known == b"" else AGAINST) + packer.compress(data) + packer.flush()
-
-    def unpack(self, kind: str, data: bytes) -> Object:
-        """The object again."""
-        known = b"" if data[:1] == BARE else self._dictionaries[kind]
-        return dict(json.loads(zlib.decompressobj(wbits=-15, zdict=known).decompress(data[1:])))
 
 
 @dataclass(slots=True)
@@ -62,18 +37,26 @@ class Child:
 class JobEntry:
     """A job with what belongs to it; `body` is None for children that came first or stay behind.
 
-    `status`: the one that is believed; `edited`: somebody else has changed it since. `gone`: versions at which children went:
-    an answer to a write that comes after the news of its end brings nothing back.
+    `place`: namespace and name, once the job was told. `status`: the one that is believed; `told`: the one that is there.
+    `writing`: the operator's own writes that nobody has confirmed, each with the version that it was written to. `gone`:
+    versions at which children went: an answer to a write that comes after the news of its end brings nothing back.
     """
 
     body: bytes | None = None
+    place: tuple[str, str] | None = None
     status: bytes = b""
+    told: bytes = b""
     version: int = 0
-    edited: bool = False
+    writing: tuple[tuple[int, bytes], ...] = ()
     children: dict[Key, Child] = field(default_factory=dict)
     pods: dict[str, read.Pod] = field(default_factory=dict)
     refusals: dict[str, Refusal] = field(default_factory=dict)
     gone: dict[Key, int] = field(default_factory=dict)
+
+    @property
+    def edited(self) -> bool:
+        """Whether somebody else has changed the status."""
+        return self.told != self.status
 
     @property
     def empty(self) -> bool:
@@ -85,7 +68,8 @@ class Store:
     """Jobs by uid. Not for threads: everything happens in the one event loop.
 
     The first status of a job that it is told is believed, and from then on what the operator itself writes: make a store when
-    no other operator writes any more (the lease is held).
+    no other operator writes any more (the lease is held). What is not of the job's namespace is not the job's, nor is a pod
+    that no workload of the job controls: whoever may make objects can give them any label.
     """
 
     def __init__(self) -> None:
@@ -95,16 +79,48 @@ class Store:
     def put_job(self, body: Object, *, own: bool = False) -> bool:
         """Take a job as a watch told it; whether it is news. `own`: it is the answer to the operator's own status write."""
         uid, version = body["metadata"]["uid"], read.version(body)
-        entry = self._entries.setdefault(uid, JobEntry())
-        if entry.body is not None and version <= entry.version:
-            return False
         status = self._packer.pack("status", body.get("status") or {})
+        entry = self._entries.get(uid)
+        if entry is None or entry.body is None:
+            return not own and self._first(body, status)
+        if own or any(version > base and status == written for base, written in entry.writing):
+            entry.status, entry.writing = status, ()
+        if version <= entry.version:
+            return False
         content = self._packer.pack(JOB.kind, read.job_content(body))
         news = entry.body != content or entry.status != status
-        if own or entry.body is None:
-            entry.status = status
-        entry.body, entry.version, entry.edited = content, version, entry.status != status
+        entry.told = entry.status if entry.status == status else status
+        entry.body, entry.version = content, version
         return news
+
+    def _first(self, body: Object, status: bytes) -> bool:
+        meta = body["metadata"]
+        entry = self._entries.setdefault(meta["uid"], JobEntry())
+        entry.body, entry.version = self._packer.pack(JOB.kind, read.job_content(body)), read.version(body)
+        entry.status = entry.told = status
+        entry.place = meta["namespace"], meta["name"]
+        self._sift(entry, *entry.place)
+        return True
+
+    def _sift(self, entry: JobEntry, namespace: str, name: str) -> None:
+        """Forget what came before the job and is not the job's."""
+        for key, child in list(entry.children.items()):
+            if self._packer.unpack(key[0], child.content)["metadata"]["namespace"] != namespace:
+                del entry.children[key]
+        for uid, pod in list(entry.pods.items()):
+            if not read.belongs(pod, namespace, name):
+                del entry.pods[uid]
+                entry.refusals.pop(uid, None)
+
+    def writing(self, uid: str, version: int, status: Object) -> None:
+        """The operator is about to write a status to this version: believed as soon as anybody tells of it, answered or not."""
+        entry = self._entries.get(uid)
+        if entry is not None and entry.body is not None:
+            entry.writing = (*entry.writing, (version, self._packer.pack("status", status)))[-MAX_WRITING:]
+
+    def believes(self, uid: str, status: Object) -> bool:
+        """Whether this is the status that is believed."""
+        return self.entry(uid).status == self._packer.pack("status", status)
 
     def drop_job(self, body: Object) -> None:
         """The job is gone; its children go one by one."""
@@ -113,7 +129,7 @@ class Store:
     def drop_uid(self, uid: str) -> None:
         """The same, by uid."""
         if (entry := self._entries.get(uid)) is not None:
-            entry.body, entry.status, entry.edited = None, b"", False
+            entry.body, entry.status, entry.told, entry.writing = None, b"", b"", ()
             entry.refusals.clear()
             self._sweep(uid)
 
@@ -154,7 +170,7 @@ class Store:
         key, meta = (body["kind"], body["metadata"]["name"]), body["metadata"]
         known = entry.children.get(key)
         version = read.version(body)
-        if version <= max(known.version if known is not None else 0, entry.gone.get(key, 0)):
+        if foreign(entry, meta) or version <= max(known.version if known is not None else 0, entry.gone.get(key, 0)):
             return False
         if not read.owned_by(body, uid):
             return entry.children.pop(key, None) is not None
@@ -166,8 +182,10 @@ class Store:
         return True
 
     def put_own(self, uid: str, body: Object, matched: str = "") -> None:
-        """A child of a job as an answer told it, whatever its labels. `matched`: see `Child`."""
-        entry = self._entries.setdefault(uid, JobEntry())
+        """A child of a job that is there as an answer told it, whatever its labels. `matched`: see `Child`."""
+        entry = self.entry(uid)
+        if entry.body is None:
+            return
         self._put_child(entry, uid, body)
         child = entry.children.get((body["kind"], body["metadata"]["name"]))
         if child is not None and child.uid == body["metadata"]["uid"] and child.version == read.version(body):
@@ -180,7 +198,7 @@ class Store:
         known = entry.pods.get(pod.state.uid)
         if known is not None and pod.version <= known.version:
             return False
-        if pod.owner == "":
+        if pod.owner == "" or not (entry.place is None or read.belongs(pod, *entry.place)):
             return entry.pods.pop(pod.state.uid, None) is not None
         entry.pods[pod.state.uid] = pod
         refusal = read.refusal(pod.state)
@@ -198,11 +216,28 @@ class Store:
         if body["kind"] == POD.kind:
             found = entry.pods.pop(meta["uid"], None) is not None
         else:
-            key = body["kind"], meta["name"]
-            entry.gone[key] = max(read.version(body), entry.gone.get(key, 0))
-            found = self.drop_key(uid, key, meta["uid"])
+            found = not foreign(entry, meta) and self._child_gone(entry, uid, body)
         self._sweep(uid)
         return uid if found else None
+
+    def _child_gone(self, entry: JobEntry, uid: str, body: Object) -> bool:
+        key, meta, version = (body["kind"], body["metadata"]["name"]), body["metadata"], read.version(body)
+        known = entry.children.get(key)
+        if known is not None and known.uid == meta["uid"] and known.version > version:
+            return False
+        found = self.drop_key(uid, key, meta["uid"])
+        if found or read.owned_by(body, uid):
+            entry.gone[key] = max(version, entry.gone.get(key, 0))
+        return found
+
+    def went(self, uid: str, key: Key) -> int:
+        """The version at which a child went, as far as that was told; 0 if it was not."""
+        return self.entry(uid).gone.get(key, 0)
+
+    def still_there(self, uid: str, key: Key, went: int) -> None:
+        """A child was read after `went` had been told: what went is not the child but the label by which it is watched."""
+        if self.went(uid, key) == went:
+            self.entry(uid).gone.pop(key, None)
 
     def drop_key(self, uid: str, key: Key, child_uid: str) -> bool:
         """Forget a child that is gone; whether it was known."""
@@ -249,6 +284,11 @@ class Store:
         known = self.entry(uid).refusals
         for refusal in refusals:
             known.pop(refusal.uid, None)
+
+
+def foreign(entry: JobEntry, meta: Object) -> bool:
+    """Whether an object is of another namespace than its job; one that only tells which it is, is of none."""
+    return entry.place is not None and meta.get("namespace", entry.place[0]) != entry.place[0]
 
 
 def minimal(kind: str, uid: str, version: int, name: str = "", job: str = "") -> Object:
