@@ -182,6 +182,7 @@ async def test_a_foreign_object_with_a_childs_name_is_untouched_and_told(plane, 
         ("deployment", "job-inference", '{"spec":{"replicas":7}}'),
         ("service", "job-inference", '{"spec":{"selector":{"app":"other"}}}'),
         ("configmap", "job-trainer", '{"data":{"config.json":"{}"}}'),
+        ("secret", "job-control", '{"data":{"token":"b3RoZXI="}}'),
         ("configmap", "job-trainer", '{"metadata":{"annotations":{"fp8rl.dev/applied":"0"}}}'),
         ("networkpolicy", "job-workers", '{"spec":{"podSelector":{"matchLabels":{"a":"b"}}}}'),
         ("pdb", "job-trainer", '{"spec":{"maxUnavailable":1}}'),
@@ -204,6 +205,18 @@ async def test_a_child_edited_by_hand_is_put_right_in_one_pass(plane, namespace,
         assert after["metadata"]["labels"] == before["metadata"]["labels"]
         assert after["metadata"].get("annotations") == before["metadata"].get("annotations")
         assert {verb for verb, _ in running.child_writes} == {"apply"}
+
+
+async def test_a_deleted_control_secret_comes_back_with_the_token_that_the_processes_have(plane, namespace) -> None:
+    plane.apply(body(namespace), namespace=namespace)
+    async with operator(plane) as running:
+        await settled(running, namespace)
+        before = plane.get("secret", "job-control", namespace)
+        plane.kubectl("delete", "secret", "job-control", "-n", namespace)
+        await running.sync(namespace)
+        await running.run()
+        after = plane.get("secret", "job-control", namespace)
+        assert (after["data"], after["metadata"]["uid"] == before["metadata"]["uid"]) == (before["data"], False)
 
 
 @pytest.mark.parametrize("label", [names.LABEL_MANAGED_BY, names.LABEL_JOB_UID])

@@ -9,8 +9,9 @@ from typing import Any, Self
 
 from builders import make_body
 from kube_world import Object, RefusedError, World, until
+from testcluster.build_images import INSIDE
 
-TOY = Path(__file__).with_name("toy_pod.py")
+TOY = f"{INSIDE}/repository/tests/e2e/toy_pod.py"
 ROLES = ("trainer", "inference", "orchestrator")
 DEADLINE = 60.0
 PROBE = {"periodSeconds": 1}
@@ -43,7 +44,7 @@ class ToyJob:
     def template(self, role: str) -> Object:
         """The pod of a stand-in."""
         env = [{"name": "TOY_DIR", "value": str(self.folder)}]
-        main = {"name": "main", "command": ["python", str(TOY), role], "env": env}
+        main = {"name": "main", "command": ["python", TOY, role], "env": env}
         main |= {f"{kind}Probe": PROBE for kind in ("startup", "readiness")}
         init = {"name": "prepare-model", "command": ["true"]}
         return {"spec": {"containers": [main], "initContainers": [init], "terminationGracePeriodSeconds": 2}}

@@ -204,3 +204,7 @@ def test_the_claims_and_classes_that_a_job_names() -> None:
         ("fast", "spec.orchestrator.volume.volumeClaimTemplate.storageClassName")
     ]
     assert claims_of(make_job()) == []
+    hub = {"builtin": None, "hub": {"repository": "a/b", "cacheClaimName": "cache"}}
+    assert claims_of(make_job({"model": {"source": hub}})) == [
+        Use("spec.model.source.hub.cacheClaimName", "cache", "trainer", 1, 4)
+    ]

@@ -50,6 +50,9 @@ def claims_of(job: FP8RLJob) -> list[Use]:
     if source is not None and source.pvc is not None:
         field, pods = "spec.model.source.pvc.claimName", trainers + engines + 1
         found.append(Use(field, source.pvc.claim_name, names.TRAINER, trainers, pods))
+    if source is not None and source.hub is not None and source.hub.cache_claim_name is not None:
+        field, pods = "spec.model.source.hub.cacheClaimName", trainers + engines + 1
+        found.append(Use(field, source.hub.cache_claim_name, names.TRAINER, trainers, pods))
     data = spec.rollout.dataset.volume
     if data is not None and (claim := data.claim_name) is not None:
         found.append(Use("spec.rollout.dataset.volume.claimName", claim, names.ORCHESTRATOR, 1, 1))

@@ -53,6 +53,7 @@ class ApiCluster:
         self._seen: dict[str, tuple[int, Observed]] = {}
         self._short_since: dict[str, float] = {}
         self._told: dict[str, tuple[tuple[Trouble, ...], Trouble | None]] = {}
+        self._tokens: dict[str, str] = {}
 
     async def observe(self, job: FP8RLJob) -> Observed:
         """See `Cluster.observe`. The version of the job that the store has at the start is the one that a status is written to."""
@@ -75,9 +76,12 @@ class ApiCluster:
         return seen
 
     def token(self, job: FP8RLJob) -> str | None:
-        """The control token of the job's Secret, once that was made."""
+        """The control token of the job's Secret, once that was made. The first one stays: the job's processes have read it."""
         body = self.store.body_of(job.uid, ("Secret", names.child_name(job.name, "control")))
-        return None if body is None else read.secret_value(body, "token")
+        found = None if body is None else read.secret_value(body, "token")
+        if found is not None:
+            self._tokens.setdefault(job.uid, found)
+        return self._tokens.get(job.uid)
 
     async def told(self, job: FP8RLJob, pods: tuple[PodState, ...]) -> tuple[tuple[Trouble, ...], Trouble | None]:
         """What keeps the job from its pods. It only informs, so no pass fails for want of it: what was told last stands."""
@@ -197,6 +201,7 @@ class ApiCluster:
         self._seen.pop(uid, None)
         self._short_since.pop(uid, None)
         self._told.pop(uid, None)
+        self._tokens.pop(uid, None)
         self._recorder.forget(uid)
         self.control.forget(uid)
 

@@ -22,6 +22,7 @@ from testcluster.layout import HERE, ClusterError, cache_root, hash_of
 
 ROOT = HERE.parent.parent
 TAG = "0.1.0"
+INSIDE = "/opt/fp8rl-host"  # where the e2e workers see repository and environment: a checkout may lie below what pods cover, as /tmp
 SUITE = "bookworm"
 PACKAGES = "ca-certificates,python3,python3-pip,python3-venv"
 AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -63,7 +64,7 @@ SHIPPED = {"operator": OPERATOR, "trainer": TRAINER, "inference": INFERENCE, "or
 def e2e_workers() -> Image:
     """One image with the names of the three workers; Python is mounted from this machine."""
     names = tuple(f"fp8rl-{role}:{TAG}" for role in ("trainer", "inference", "orchestrator"))
-    return Image("tests/e2e/Dockerfile.workers", (), names, (("VENV", str(environment())),))
+    return Image("tests/e2e/Dockerfile.workers", (), names, (("INSIDE", INSIDE),))
 
 
 def environment() -> Path:
@@ -78,10 +79,8 @@ def environment() -> Path:
 
 
 def host_paths() -> tuple[str, ...]:
-    """What the e2e workers see of this machine: repository, virtual environment, its interpreter."""
-    paths = {str(ROOT), str(environment()), str(Path(sys.base_prefix).resolve())}
-    inner = {path for path in paths for other in paths if path != other and Path(path).is_relative_to(other)}
-    return tuple(sorted(paths - inner))
+    """What the e2e workers see of this machine: repository and virtual environment below `INSIDE`, the interpreter where it is."""
+    return f"{ROOT}:{INSIDE}/repository", f"{environment()}:{INSIDE}/venv", str(Path(sys.base_prefix).resolve())
 
 
 def buildah(*arguments: str) -> str:
