@@ -21,7 +21,7 @@ test: $(VENV)/.dev ## Run every test that needs no nodes and no GPU: unit, proce
 e2e: $(VENV)/.dev ## Run the tests on real nodes: kubelets, containerd, built images (root, Linux)
 	$(BIN)/python tests/cluster build
 	$(BIN)/python tests/cluster images
-	$(BIN)/python -m pytest -q -s -m e2e tests/e2e
+	$(BIN)/python -m pytest -q -s -m "e2e $(E2E_BUT)" tests/e2e
 
 chaos: $(VENV)/.dev ## Kill parts of a real cluster for a long time while jobs run in it
 	$(BIN)/python tests/cluster images

@@ -112,6 +112,7 @@ def test_gpus_and_cpus_of_one_rank_lie_side_by_side(job, gpus):
     print(f"NUMA nodes of GPUs and of CPUs: {seen}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reason", "state"),
     [

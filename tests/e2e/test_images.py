@@ -50,12 +50,14 @@ def test_the_operator_image_imports_the_operator_and_nothing_heavy() -> None:
     assert told(built("operator"), OPERATOR) == {"user": 10001, "heavy": []}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_inference_image_for_cpus_has_vllm_and_the_plugin_of_fp8rl() -> None:
     image = built("inference", "--requirements", "cpu")
     assert told(image, ENGINE) == {"user": 10001, "vllm": True, "plugins": ["fp8rl"]}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_trainer_image_for_cpus_imports_the_trainer() -> None:
     image = built("trainer", "--requirements", "cpu")

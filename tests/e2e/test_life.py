@@ -125,10 +125,10 @@ def test_a_job_past_its_deadline_ends_and_says_so(toy):
 
 
 def test_a_job_that_never_runs_ends_at_its_deadline_before_running(toy):
-    job = toy(policy() | {"preRunningDeadlineSeconds": 10}).of_main(
+    job = toy(policy() | {"preRunningDeadlineSeconds": 45}).of_main(
         "inference", image="registry.invalid/engine:nowhere"
     )
-    message = job.start().until_condition("Failed", "True", "PreRunningDeadlineExceeded", 60)
+    message = job.start().until_condition("Failed", "True", "PreRunningDeadlineExceeded", 150)
     assert "registry.invalid/engine:nowhere" in message
     print(message)
 
