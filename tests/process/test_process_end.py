@@ -20,7 +20,7 @@ from trainer_kit import make_config, make_folder, make_samples
 from fp8rl_workers.process import GRACE_SECONDS
 from fp8rl_workers.protocol import StepRequest
 
-SECONDS = 5.0
+SECONDS = 10.0  # of the 30 that a pod has
 
 
 def can_unshare() -> bool:
@@ -64,11 +64,11 @@ def until(condition: Callable[[], list[str]], seconds: float = 60.0) -> list[str
     return found
 
 
-def seconds_to_end(child: subprocess.Popen[bytes]) -> float:
-    """From SIGTERM to the end of process 1; its exit code is 0 or that of SIGTERM."""
+def seconds_to_end(child: subprocess.Popen[bytes], *, killed: bool = False) -> float:
+    """From SIGTERM to the end of process 1; its exit code is 0 or that of SIGTERM. `killed`: it may have had to kill vLLM (137)."""
     start = time.monotonic()
     os.kill(pid_of(child), signal.SIGTERM)
-    assert child.wait(60) in (0, 143)
+    assert child.wait(60) in ((0, 143, 137) if killed else (0, 143))
     return time.monotonic() - start
 
 
@@ -155,4 +155,4 @@ def test_an_engine_ends_within_seconds_while_it_waits_boots_and_generates(tmp_pa
     with Load(engine, 2, [1, 2, 3], max_tokens=200) as load:
         engine.wait(lambda: load.answers, 60.0)
         assert engine.process is not None
-        assert seconds_to_end(engine.process) < GRACE_SECONDS + SECONDS
+        assert seconds_to_end(engine.process, killed=True) < GRACE_SECONDS + SECONDS
