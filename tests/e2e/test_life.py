@@ -6,7 +6,6 @@ import json
 import time
 
 from failure_cases import policy
-from kube_world import RefusedError
 from test_failures import skipped_or_repeated
 
 DELETION_SECONDS = 30
@@ -30,16 +29,6 @@ def test_engines_come_and_go_while_the_job_runs_and_nobody_is_restarted(toy):
     assert (job.status["attempt"], job.status["restarts"], job.restarts()) == (0, 0, 0)
     assert skipped_or_repeated(job.steps()) == []
     print(f"epochs {epoch}, {grown}, {job.status['weightSyncGroup']['epoch']}; {len(job.steps())} steps in a row")
-
-
-def test_kubectl_scale_changes_the_engines(toy):
-    job = toy(policy()).start().until_running()
-    try:
-        job.kubectl("scale", "f8j", job.name, "--replicas=3")
-    except RefusedError as error:
-        print(f"no scale subresource: {error}; kubectl patch does it")
-        job.patch({"inference": {"replicas": 3}})
-    job.until(lambda: len(job.pods("inference")) == 3, "three engines")
 
 
 def test_a_suspended_job_has_no_pods_and_a_resumed_one_runs_again_at_no_cost(toy):

@@ -30,6 +30,9 @@ MISTYPED: Final = (
     "failed to create typed patch object"  # a 500 that is the patch's fault: an unknown field of a pod template
 )
 BROKEN: Final = frozenset({500, 502, 503, 504})
+FORBIDDEN: Final = 403
+NOT_FOUND: Final = 404
+CONFLICT: Final = 409
 GONE: Final = 410
 MAX_LISTINGS: Final = 3
 APPLY: Final = "application/apply-patch+yaml"
@@ -163,7 +166,7 @@ class Api:
         try:
             await self.request(Call("DELETE", "delete", kind, kind.path(namespace, name), {}, body))
         except ApiError as error:
-            if error.status in {404, 409}:
+            if error.status in {NOT_FOUND, CONFLICT}:
                 return False
             raise
         return True

@@ -14,7 +14,7 @@ from typing import Final
 
 from fp8rl_operator import names
 from fp8rl_operator.kube import read
-from fp8rl_operator.kube.api import Api, ApiError
+from fp8rl_operator.kube.api import CONFLICT, NOT_FOUND, Api, ApiError
 from fp8rl_operator.kube.compare import ANNOTATION_APPLIED, satisfied, signed
 from fp8rl_operator.kube.frozen import frozen
 from fp8rl_operator.kube.kinds import BY_NAME, POD, WORKLOADS, Object, kind_of
@@ -24,9 +24,7 @@ from fp8rl_operator.spec import FP8RLJob
 
 CREATE_ONLY: Final = "1"  # a resourceVersion that no object of etcd can have
 TRIES: Final = 3
-CONFLICT: Final = 409
 INVALID: Final = 422
-NOT_FOUND: Final = 404
 
 
 class Clash(Exception):  # noqa: N818 - an outcome, told in `Outcome.clashes`

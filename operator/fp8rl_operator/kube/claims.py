@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from fp8rl_operator import names
-from fp8rl_operator.kube.api import Api, ApiError
+from fp8rl_operator.kube.api import FORBIDDEN, NOT_FOUND, Api, ApiError
 from fp8rl_operator.kube.kinds import CLAIM, STORAGE_CLASS, Object
 from fp8rl_operator.observed import Trouble
 from fp8rl_operator.spec import FP8RLJob
 
-NOT_FOUND: Final = 404
-FORBIDDEN: Final = 403
 SHARED: Final = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 ONE_POD: Final = "ReadWriteOncePod"
 

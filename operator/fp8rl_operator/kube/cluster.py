@@ -12,7 +12,7 @@ from fp8rl_operator import names
 from fp8rl_operator.cluster import ClusterError, Object
 from fp8rl_operator.control import ControlClient
 from fp8rl_operator.kube import claims, read
-from fp8rl_operator.kube.api import Api, ApiError
+from fp8rl_operator.kube.api import CONFLICT, NOT_FOUND, Api, ApiError
 from fp8rl_operator.kube.apply import Applier
 from fp8rl_operator.kube.events import Recorder, Subject, Warnings
 from fp8rl_operator.kube.kinds import DEPLOYMENT, JOB, STATEFUL_SET
@@ -29,8 +29,6 @@ WORKLOAD_OF: Final = {
     names.INFERENCE: DEPLOYMENT.kind,
     names.ORCHESTRATOR: STATEFUL_SET.kind,
 }
-CONFLICT: Final = 409
-NOT_FOUND: Final = 404
 
 
 class ApiCluster:
