@@ -89,21 +89,15 @@ NOT_BUILT: tuple[Line, ...] = (
     ),
     Line(
         "spec.weightSync.transport",
-        ("auto", "gloo"),
-        "the one transport of this release is gloo, between CPUs and between GPUs",
-        "set transport: auto, or gloo",
+        ("auto", "gloo", "ipc"),
+        "between machines the one transport of this release is gloo, on one machine there is ipc too",
+        "set transport: auto, gloo or ipc",
     ),
     Line(
         "spec.weightSync.mode",
         ("auto", "shadow", "reload"),
         "engines of this release receive beside the weights that serve",
         "set mode: auto, shadow or reload",
-    ),
-    Line(
-        "spec.weightSync.castBackend",
-        ("auto", "torch"),
-        "the one cast of this release is torch's, with the same bits",
-        "set castBackend: auto, or torch",
     ),
     Line(
         "spec.inference.parallelism.expert",

@@ -10,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from fp8rl_operator import names
 from fp8rl_operator.spec import FP8RLJob
+from fp8rl_operator.spec.job import JobSpec
 
 IN_PLACE = frozenset(
     {
@@ -31,15 +34,37 @@ IN_PLACE = frozenset(
         "networkPolicy",
     }
 )
+REMEMBERED = 32  # specs: twice the passes that run at once
 MAX_VERBATIM = 64
 MAX_TOLD = 8
 DIGEST = "sha256:"
 OF_TRAINER = "trainer."
 
 
+@dataclass(frozen=True, eq=False)
+class Same:
+    """A spec, equal to itself only: so a pass, which asks a few times, works it out once."""
+
+    spec: JobSpec
+
+    def __hash__(self) -> int:
+        """By identity."""
+        return id(self.spec)
+
+    def __eq__(self, other: object) -> bool:
+        """By identity."""
+        return isinstance(other, Same) and other.spec is self.spec
+
+
 def applied(job: FP8RLJob) -> dict[str, str]:
     """Fields whose change restarts somebody, as `section.field` to the value, or to its digest where that is long."""
-    spec = job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return dict(found(Same(job.spec)))
+
+
+@lru_cache(maxsize=REMEMBERED)
+def found(same: Same) -> Mapping[str, str]:
+    """`applied` of a spec."""
+    spec = same.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     flat: dict[str, Any] = {}
     for section, value in spec.items():
         flat |= (

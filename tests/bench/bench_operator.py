@@ -30,6 +30,7 @@ from support import finish, place
 
 from fp8rl_operator.kube.api import Api, Call
 from fp8rl_operator.kube.kinds import CHILDREN as KINDS
+from fp8rl_operator.kube.kinds import DEPLOYMENT, Kind
 from fp8rl_operator.manifests import build_objects
 from fp8rl_operator.observed import Observed
 from fp8rl_operator.plan import compute_plan
@@ -42,6 +43,7 @@ NOT_OURS = 2  # ServiceAccount default and ConfigMap kube-root-ca.crt
 AT_ONCE = Settings().concurrency
 REST_SECONDS = 60.0
 PATIENCE_SECONDS = 1800.0
+PROGRESS_SECONDS = 10.0
 MOST_RATIO = 1.5
 MOST_P99_SECONDS = 1.0
 FIXED_MIB = 150
@@ -73,29 +75,55 @@ async def bare(jobs: int) -> float:
             await api.replace_status({**body, "status": status})
 
     begun = time.monotonic()
+    telling = asyncio.create_task(progress(api, jobs, begun))
     made = await created(api, jobs)
     await asyncio.gather(*(one(body) for body in made))
     took = time.monotonic() - begun
+    telling.cancel()
     await api.close()
     return took
 
 
+async def progress(api: Api, jobs: int, begun: float) -> None:
+    """A line on stderr every `PROGRESS_SECONDS`: the children so far."""
+    while True:
+        await asyncio.sleep(PROGRESS_SECONDS)
+        told(await children(api), jobs, begun)
+
+
+def told(count: int, jobs: int, begun: float) -> None:
+    """One line of progress."""
+    print(f"{time.monotonic() - begun:4.0f} s: {count} of {jobs * CHILDREN} children", file=sys.stderr, flush=True)
+
+
 async def children(api: Api) -> int:
     """Children in the namespace, counted without reading them."""
-    pages = [await api.request(Call("GET", "count", kind, kind.path(NAMESPACE), {"limit": "1"})) for kind in KINDS]
-    return sum(len(page["items"]) + page["metadata"].get("remainingItemCount", 0) for page in pages) - NOT_OURS
+    return sum([await counted(api, kind) for kind in KINDS]) - NOT_OURS
+
+
+async def counted(api: Api, kind: Kind) -> int:
+    """Objects of a kind in the namespace."""
+    page = await api.request(Call("GET", "count", kind, kind.path(NAMESPACE), {"limit": "1"}))
+    return len(page["items"]) + int(page["metadata"].get("remainingItemCount", 0))
+
+
+async def complete(api: Api, jobs: int) -> bool:
+    """Whether all children are there. One kind is asked for first: a question to the server costs what is measured."""
+    return await counted(api, DEPLOYMENT) >= jobs and await children(api) >= jobs * CHILDREN
 
 
 async def until_children(jobs: int) -> float:
     """Make the jobs beside a running operator; seconds until all their children are there."""
     api = await Api.connect()
     begun = time.monotonic()
+    telling = asyncio.create_task(progress(api, jobs, begun))
     await created(api, jobs)
-    while (count := await children(api)) < jobs * CHILDREN:
+    while not await complete(api, jobs):
         if time.monotonic() - begun > PATIENCE_SECONDS:
-            raise TimeoutError(f"{count} of {jobs * CHILDREN} children after {PATIENCE_SECONDS:.0f} s")
+            raise TimeoutError(f"{await children(api)} of {jobs * CHILDREN} children after {PATIENCE_SECONDS:.0f} s")
         await asyncio.sleep(0.25)
     took = time.monotonic() - begun
+    telling.cancel()
     await api.close()
     return took
 
@@ -147,7 +175,7 @@ def measure_bare(jobs: int) -> float:
         plane.up()
         command = [sys.executable, __file__, "--jobs", str(jobs), "--bare"]
         environ = {**os.environ, "KUBECONFIG": str(plane.kubeconfig)}
-        done = subprocess.run(command, env=environ, check=True, capture_output=True, text=True)
+        done = subprocess.run(command, env=environ, check=True, stdout=subprocess.PIPE, text=True)
         return float(done.stdout)
     finally:
         plane.down()
@@ -161,13 +189,16 @@ def measure_operator(jobs: int, folder: Path) -> dict[str, float]:
         os.environ["KUBECONFIG"] = str(plane.kubeconfig)
         with operators(plane.kubeconfig, folder) as start:
             process = start(lease_seconds=15).wait_leading()
-            idle = memory_mib(process, "VmRSS")
+            idle, started = memory_mib(process, "VmRSS"), cpu_seconds(process)
             took = asyncio.run(until_children(jobs))
+            cpu = cpu_seconds(process) - started
             writes = process.at_rest(20, PATIENCE_SECONDS)
             busy = cpu_seconds(process)
             time.sleep(REST_SECONDS)
             found = {
                 "seconds_to_children": took,
+                "cpu_seconds_to_children": cpu,
+                "cpu_seconds_to_rest": busy - started,
                 "writes_per_minute_at_rest": (process.writes() - writes) * 60 / REST_SECONDS,
                 "cpu_share_at_rest": (cpu_seconds(process) - busy) / REST_SECONDS,
                 "pass_p50_seconds": quantile(process, 0.5),

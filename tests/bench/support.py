@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -55,17 +56,22 @@ def records_of(run: Path, kind: str) -> list[dict[str, Any]]:
 def place() -> dict[str, Any]:
     """Commit, machine, versions and command of this measurement; folders of this machine are shown as DIR."""
     words = ["DIR" if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
     return {
         "command": " ".join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *words]),
-        "commit": commit.stdout.strip(),
+        "commit": commit(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "versions": {name: installed for name in PACKAGES if (installed := version_of(name))},
     }
+
+
+def commit() -> str:
+    """The commit of the working tree; empty in a copy without one."""
+    if shutil.which("git") is None:
+        return ""
+    words = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def cpu_name() -> str:

@@ -16,18 +16,18 @@ from typing import Any
 
 import torch
 import yaml
+from offers import offer_of
 from trainer_kit import make_config
 
 from fp8rl_workers.config import ENGINE_PORT
-from fp8rl_workers.protocol import ResolvedPrecision, SyncRequest
+from fp8rl_workers.protocol import ResolvedPrecision
 from fp8rl_workers.trainer.loop import TorchTrainer
 from fp8rl_workers.trainer.model import load_module
 from fp8rl_workers.trainer.model_files import read_config
 from fp8rl_workers.trainer.precision import Device, resolve_precision
-from fp8rl_workers.trainer.publish import WireFormat, make_offer
 from fp8rl_workers.weights.cast import quantize
-from fp8rl_workers.weights.digest import digest, to_hex
-from fp8rl_workers.weights.offer import make_seal
+from fp8rl_workers.weights.digest import digest
+from fp8rl_workers.weights.offer import make_seal, plan_layout
 from fp8rl_workers.weights.specs import plan_precision
 
 SAMPLE = Path(__file__).resolve().parents[2] / "deploy/samples/reverse-text.yaml"
@@ -172,15 +172,13 @@ def digest_of_checkpoint(place: Path, model: Path, resolved: ResolvedPrecision) 
     """The digest under which the masters of a checkpoint are published: BF16, cast, summed. No part of the trainer's process."""
     masters = torch.load(place / "state.pt", map_location="cpu", weights_only=True)["masters"]
     plan = plan_precision(json.loads((model / "config.json").read_text()), resolved.wire)
-    request = SyncRequest(job_uid="any", epoch=1, sync_id=1, version=1, timeout_seconds=1.0)
-    form = WireFormat(resolved.wire, resolved.scale_format, list(plan.weights()), 1 << 28)
-    offer = make_offer(request, 0, 0, form)
-    digests = {}
+    offer = offer_of(plan_layout(plan.weights(), resolved.wire, 1 << 28))
+    digests: dict[str, int] = {}
     for weight in plan.weights():
         wire = resolved.wire if weight.quantized else "bf16"
         parts = quantize(weight.name, masters[weight.name].bfloat16(), wire, scale_format=resolved.scale_format)
-        digests |= {weight.name + suffix: to_hex(digest(part)) for suffix, part in parts.items()}
-    return make_seal(offer, digests).total
+        digests |= {weight.name + suffix: digest(part) for suffix, part in parts.items()}
+    return make_seal(offer, [digests[entry.name] for entry in offer.tensors]).total
 
 
 def state_after_loading(place: Path, model: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
+from offers import offer_of, put
 from torch import Tensor
 
 from fp8rl_workers.config import ENGINE_PORT, EngineConfig, PrecisionConfig, WeightSyncConfig
 from fp8rl_workers.protocol import Decision, Epoch, Member, MemberReport, ResolvedPrecision
 from fp8rl_workers.weights.cast import quantize
-from fp8rl_workers.weights.digest import digest, to_hex
+from fp8rl_workers.weights.digest import digest
 from fp8rl_workers.weights.group import Group, StoreHost, join_group
-from fp8rl_workers.weights.offer import Offer, make_seal, plan_tensors
+from fp8rl_workers.weights.offer import make_seal, plan_layout
 from fp8rl_workers.weights.specs import PrecisionPlan, plan_precision
 
 TOKEN = "kit-token"
@@ -152,22 +153,20 @@ class Trainer:
         assert self.group is not None
         self.sync_id += 1
         n, self.n = self.n, self.n + 1
-        tensors, buckets = plan_tensors(self.plan.weights(), self.resolved.wire, 1 << 18)
-        offer = Offer(
+        layout = plan_layout(self.plan.weights(), self.resolved.wire, 1 << 18)
+        offer = offer_of(
+            layout,
             job_uid=JOB_UID,
             epoch=self.epoch,
             sync_id=self.sync_id,
             version=version,
-            attempt=0,
             step=version,
             wire=self.resolved.wire,
             scale_format=self.resolved.scale_format,
-            buckets=buckets,
-            tensors=tensors,
         )
         parts = self._cast(weights)
-        digests = {name: to_hex(digest(part)) for name, part in parts.items()}
-        self.group.put_offer(n, offer.model_dump_json())
+        digests = [digest(parts[entry.name]) for entry in offer.tensors]
+        put(self.group, n, offer)
         for number, entries in enumerate(offer.by_bucket()):
             if number == silent_after:
                 return []

@@ -14,9 +14,9 @@ import torch
 from fp8rl_workers.errors import SyncError
 from fp8rl_workers.protocol import Epoch, MemberReport
 from fp8rl_workers.trainer.publish import place
-from fp8rl_workers.weights.digest import digest, to_hex
+from fp8rl_workers.weights.digest import digest, joined
 from fp8rl_workers.weights.group import Group, join_group
-from fp8rl_workers.weights.offer import Offer, parse_offer, parse_seal
+from fp8rl_workers.weights.offer import LayoutReader, Offer, parse_offer, parse_seal
 
 
 def take(group: Group, n: int, offer: Offer, folder: Path) -> MemberReport:
@@ -26,11 +26,11 @@ def take(group: Group, n: int, offer: Offer, folder: Path) -> MemberReport:
             group.wire.receive(bucket)
     seal = parse_seal(group.wait_seal(n, 20) or "", offer)
     tensors = {entry.name: place(entry, buckets) for entry in offer.tensors}
-    faults = seal.differences({name: to_hex(digest(tensor)) for name, tensor in tensors.items()})
+    faults = seal.differences(offer, joined([digest(tensor) for tensor in tensors.values()]))
     torch.save({name: tensor.clone() for name, tensor in tensors.items()}, folder / f"{offer.version}.pt")
     return MemberReport(
-        sync_id=offer.sync_id,
-        epoch=offer.epoch,
+        sync_id=offer.head.sync_id,
+        epoch=offer.head.epoch,
         rank=group.rank,
         state="failed" if faults else "prepared",
         version=offer.version,
@@ -52,7 +52,7 @@ def main() -> None:
             os._exit(0)
         if found is None:
             os._exit(0)
-        offer = parse_offer(found, epoch.job_uid, epoch.epoch)
+        offer = parse_offer(found, epoch.job_uid, epoch.epoch, LayoutReader(group.layout))
         if mode == "hang":
             (Path(folder) / "offered").touch()
             time.sleep(600)
@@ -60,8 +60,8 @@ def main() -> None:
             report = take(group, n, offer, Path(folder))
         except SyncError as error:
             report = MemberReport(
-                sync_id=offer.sync_id,
-                epoch=offer.epoch,
+                sync_id=offer.head.sync_id,
+                epoch=offer.head.epoch,
                 rank=group.rank,
                 state="failed",
                 version=offer.version,

@@ -44,6 +44,24 @@ def receive_all(group: Group) -> None:
         n += 1
 
 
+def read_shared(group: Group, *, keep: bool) -> None:
+    """Read each offer's bytes where the sender staged them; `keep`: never say that they may be written again."""
+    n = 0
+    while True:
+        try:
+            text = group.wait_offer(n, timeout=60)
+            if text is None:
+                return
+            buckets = group.wire.buffers([int(size) for size in text.split()])
+            group.wait_seal(n, 60)
+            report(group, n, "prepared", digest=str(sum(int(b.sum(dtype=torch.int64)) for b in buckets)))
+            if not keep:
+                group.release(n)
+        except SyncError:
+            return
+        n += 1
+
+
 def main() -> None:
     mode, rank, address, text = sys.argv[1:]
     torch.set_num_threads(1)
@@ -57,7 +75,10 @@ def main() -> None:
     if mode == "hang":
         group.wait_offer(0, timeout=60)
         time.sleep(600)
-    receive_all(group)
+    if mode in {"shared", "keep"}:
+        read_shared(group, keep=mode == "keep")
+    else:
+        receive_all(group)
     group.close()
     os._exit(0)
 

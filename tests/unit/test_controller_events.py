@@ -18,7 +18,7 @@ from fp8rl_operator.controller.metrics import Metrics
 from fp8rl_operator.controller.queue import JobQueue
 from fp8rl_operator.kube.api import Api
 from fp8rl_operator.kube.cluster import ApiCluster
-from fp8rl_operator.kube.kinds import BY_NAME, POD, Kind
+from fp8rl_operator.kube.kinds import BY_NAME, POD
 from fp8rl_operator.kube.store import Store
 
 SERVICE = BY_NAME["Service"]
@@ -74,23 +74,33 @@ async def test_nothing_is_kept_of_an_unreadable_object_that_is_gone():
     assert its.unread == set()
 
 
+async def test_the_end_of_an_object_that_cannot_be_read_does_not_end_the_watch(caplog: pytest.LogCaptureFixture):
+    its = events()
+    its.told(SERVICE, "DELETED", service("bad", 1, "nobody"))
+    (record,) = caplog.records
+    assert record.getMessage() == "Service team/job-bad cannot be read and is passed over"
+    assert its.unread == set()
+
+
 @pytest.mark.parametrize("objects", [0, 2])
-async def test_the_list_with_which_a_watch_begins_is_noticed_even_if_it_is_empty(
+async def test_a_watch_of_kopf_tells_its_objects_and_the_end_of_its_list_even_if_it_is_empty(
     objects: int, monkeypatch: pytest.MonkeyPatch
 ):
-    listed: list[Kind] = []
-    told = [{"type": None, "object": {}}] * objects
+    heard: list[Any] = []
+    events = [
+        *([{"type": None, "object": {"n": 1}}] * objects),
+        watching.Bookmark.LISTED,
+        {"type": "ADDED", "object": {"n": 2}},
+        {"type": "BOOKMARK", "object": {"n": 3}},
+    ]
 
     async def stream(**_: Any):
-        for item in told:
-            assert listed == []
+        for item in events:
             yield item
-        yield watching.Bookmark.LISTED
-        yield {"type": "ADDED", "object": {}}
 
     monkeypatch.setattr(watching, "infinite_watch", stream)
-    with watch.ends_of_lists(listed.append):
+    with watch.streams(lambda *told: heard.append(told), heard.append):
         seen = [item async for item in watching.infinite_watch(resource=Resource("", "v1", "pods"), settings=None)]
-    assert listed == [POD]
-    assert len(seen) == objects + 2
+    assert heard == [*([(POD, None, {"n": 1})] * objects), POD, (POD, "ADDED", {"n": 2})]
+    assert seen == [watching.Bookmark.LISTED]
     assert watching.infinite_watch is stream

@@ -58,14 +58,14 @@ async def test_a_changed_job_does_not_rest_and_goes_first():
     assert [await soon(queue) for _ in range(4)] == ["a", "c", "b", None]
 
 
-async def test_four_changed_jobs_run_at_once_and_leave_room_for_the_others():
+async def test_two_changed_jobs_run_at_once_and_leave_room_for_the_others():
     queue = JobQueue(settle=0)
-    for key in "abcde":
+    for key in "abc":
         queue.add(key, urgent=True)
     queue.add("x")
-    assert [await soon(queue) for _ in range(6)] == ["a", "b", "c", "d", "x", None]
+    assert [await soon(queue) for _ in range(4)] == ["a", "b", "x", None]
     queue.done("b", None)
-    assert await soon(queue) == "e"
+    assert await soon(queue) == "c"
 
 
 async def test_the_timer_of_a_pass_brings_the_key_again_and_a_cause_replaces_it():
@@ -117,7 +117,9 @@ async def test_nothing_is_kept_of_a_forgotten_key():
     queue.forget("a")
     queue.forget("b")
     assert await soon(queue, 0.7) is None
-    assert not any(vars(queue)[name] for name in ("_waiting", "_timers", "_rested", "_failures", "_again", "_running"))
+    assert not any(
+        vars(queue)[name] for name in ("_waiting", "_timers", "_rested", "_failures", "_again", "_running", "_urged")
+    )
 
 
 async def test_a_key_forgotten_during_its_pass_gets_no_second_one_beside_it():
@@ -151,3 +153,42 @@ def test_the_rest_after_a_pass_grows_with_the_line_to_ten_seconds():
     assert [rest(1.0, line) for line in (0, 8, 40, 1000)] == [1.0, 2.0, 6.0, 10.0]
     assert rest(0.0, 1000) == 0.0
     assert rest(60.0, 1000) == 60.0
+
+
+async def test_a_job_that_was_new_waits_for_all_new_ones_and_an_old_one_does_not_wait():
+    queue = JobQueue(settle=0, urgent_at_once=1)
+    for key in "ab":
+        queue.add(key, urgent=True)
+    assert await soon(queue) == "a"
+    queue.done("a", None)
+    queue.add("a")
+    queue.add("old")
+    assert [await soon(queue) for _ in range(3)] == ["b", "old", None]
+    queue.done("b", None)
+    assert await soon(queue) == "a"
+
+
+async def test_a_job_that_was_new_waits_no_longer_than_a_minute(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fp8rl_operator.controller.queue.YOUNG_WAIT_SECONDS", 0.1)
+    queue = JobQueue(settle=0, urgent_at_once=1)
+    for key in "abc":
+        queue.add(key, urgent=True)
+    assert await soon(queue) == "a"
+    queue.done("a", None)
+    queue.add("a")
+    assert [await soon(queue), await soon(queue)] == ["b", None]
+    await asyncio.sleep(0.1)
+    assert await soon(queue) == "a"
+
+
+async def test_no_more_than_so_many_jobs_that_were_new_run_at_once_and_old_ones_beside_them():
+    queue = JobQueue(settle=0, young_at_once=1)
+    for key in "ab":
+        queue.add(key, urgent=True)
+        assert await soon(queue) == key
+        queue.done(key, None)
+    for key in ("a", "b", "old"):
+        queue.add(key)
+    assert [await soon(queue) for _ in range(3)] == ["old", "a", None]
+    queue.done("a", None)
+    assert await soon(queue) == "b"

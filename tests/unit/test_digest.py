@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp8rl_workers.weights.cast_rounding import Shard
-from fp8rl_workers.weights.digest import BASE, MASK64, SPAN, digest, digest_numpy, digest_torch, to_hex, total_digest
+from fp8rl_workers.weights.digest import BASE, MASK64, SPAN, digest, digest_numpy, digest_torch, joined, to_hex
 
 
 def data(size: int, seed: int = 0) -> np.ndarray:
@@ -102,16 +102,9 @@ def test_keys_differ_enough_for_the_worst_bytes_at_every_distance_of_a_power_of_
         assert (1 << 31) * difference & MASK64 != 0
 
 
-def test_the_total_notices_two_tensors_that_change_places_and_renamed_ones():
-    digests = {"a": to_hex(1), "b": to_hex(2)}
-    assert total_digest(digests) == total_digest({"b": to_hex(2), "a": to_hex(1)})
-    assert total_digest(digests) != total_digest({"a": to_hex(2), "b": to_hex(1)})
-    assert total_digest(digests) != total_digest({"a": to_hex(1), "c": to_hex(2)})
-    assert len(total_digest(digests)) == 32
-
-
 def test_hex_has_sixteen_digits():
     assert to_hex(255) == "00000000000000ff"
+    assert joined([255, MASK64]) == "00000000000000ff" + "f" * 16
 
 
 def test_a_core_digests_well_over_a_fifth_of_a_gigabyte_a_second():

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from offers import offer_of, put
 from torch import nn
 
 from fp8rl_workers.config import PodEnvironment
@@ -17,10 +18,10 @@ from fp8rl_workers.inference.agent import Agent
 from fp8rl_workers.inference.rank import merge_states
 from fp8rl_workers.inference.rank import state as rank_state
 from fp8rl_workers.protocol import Decision, Epoch, Member
-from fp8rl_workers.weights.digest import digest, to_hex
+from fp8rl_workers.weights.digest import digest
 from fp8rl_workers.weights.group import StoreHost, join_group
 from fp8rl_workers.weights.load import Loader
-from fp8rl_workers.weights.offer import Offer, Weight, make_seal, plan_tensors
+from fp8rl_workers.weights.offer import Weight, make_seal, plan_layout
 
 HERE = "127.31.8.1"
 POD = PodEnvironment(Path("/c"), "token", "e", "e", HERE, 0, Path("/s"))
@@ -71,26 +72,15 @@ class Sender:
         """Offer weights that are all `value`; returns the seal's total."""
         self.sync_id += 1
         n, self.n = self.n, self.n + 1
-        tensors, buckets = plan_tensors(WEIGHTS, "bf16", 4096)
-        offer = Offer(
-            job_uid="job",
-            epoch=self.number,
-            sync_id=self.sync_id,
-            version=version,
-            attempt=0,
-            step=version,
-            wire="bf16",
-            scale_format="pow2",
-            buckets=buckets,
-            tensors=tensors,
-        )
-        self.group.put_offer(n, offer.model_dump_json())
+        layout = plan_layout(WEIGHTS, "bf16", 4096)
+        offer = offer_of(layout, epoch=self.number, sync_id=self.sync_id, version=version, step=version, wire="bf16")
+        put(self.group, n, offer)
         parts = {w.name: torch.full(w.shape, float(value), dtype=torch.bfloat16) for w in WEIGHTS}
-        sealed = make_seal(offer, {name: to_hex(digest(part)) for name, part in parts.items()})
+        sealed = make_seal(offer, [digest(parts[entry.name]) for entry in offer.tensors])
         for number, entries in enumerate(offer.by_bucket()):
             if number == buckets_sent:
                 return sealed.total
-            bucket = torch.zeros(buckets[number], dtype=torch.uint8)
+            bucket = torch.zeros(layout.buckets[number], dtype=torch.uint8)
             for entry in entries:
                 bucket[entry.offset : entry.offset + entry.nbytes] = parts[entry.name].view(-1).view(torch.uint8)
             bucket[0] ^= int(flip)

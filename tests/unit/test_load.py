@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from offers import offer_of
 from torch import nn
 
 from fp8rl_workers.errors import DigestError, InvalidModelError, NotYetError
 from fp8rl_workers.weights.cast import dequantize, quantize
-from fp8rl_workers.weights.digest import digest, to_hex
+from fp8rl_workers.weights.digest import digest
 from fp8rl_workers.weights.load import Loader, Staging, check_signature
-from fp8rl_workers.weights.offer import Offer, Weight, make_seal, plan_tensors
+from fp8rl_workers.weights.offer import Offer, Weight, make_seal, plan_layout
 
 WEIGHTS = [Weight("a.weight", (128, 128), quantized=True), Weight("norm.weight", (128,), quantized=False)]
 
@@ -36,27 +37,15 @@ def values(seed):
 
 def received(seed, version=1, wire="blockwise", weights=WEIGHTS):
     """A staging as it stands after the last bucket, and its seal."""
-    tensors, buckets = plan_tensors(weights, wire, 1 << 14)
-    offer = Offer(
-        job_uid="job",
-        epoch=1,
-        sync_id=version,
-        version=version,
-        attempt=0,
-        step=version,
-        wire=wire,
-        scale_format="pow2",
-        buckets=buckets,
-        tensors=tensors,
-    )
+    offer = offer_of(plan_layout(weights, wire, 1 << 14), sync_id=version, version=version, step=version, wire=wire)
     staging = Staging(offer, "bf16")
     parts = {}
     for weight in weights:
         cast = quantize(weight.name, values(seed)[weight.name], wire if weight.quantized else "bf16")
         parts |= {weight.name + suffix: part for suffix, part in cast.items()}
-    for entry in tensors:
+    for entry in offer.tensors:
         staging.tensor(entry).copy_(parts[entry.name])
-    return staging, make_seal(offer, {name: to_hex(digest(part)) for name, part in parts.items()})
+    return staging, make_seal(offer, [digest(parts[entry.name]) for entry in offer.tensors])
 
 
 def loader_of(model, mode="auto", unlearnable=dict):
@@ -167,8 +156,7 @@ def test_all_tensors_that_do_not_fit_are_named_at_once():
     loader = loader_of(Tiny())
     load(loader, 1, 1)
     other = [Weight("a.weight", (256, 128), quantized=True), Weight("b.weight", (4, 4), quantized=False)]
-    tensors, buckets = plan_tensors(other, "blockwise", 1 << 20)
-    offer = received(1)[0].offer.model_copy(update={"tensors": tensors, "buckets": buckets})
+    offer = Offer(received(1)[0].offer.head, plan_layout(other, "blockwise", 1 << 20))
     with pytest.raises(InvalidModelError) as error:
         loader.prepare(Staging(offer, "bf16"), received(1)[1])
     text = str(error.value)

@@ -98,17 +98,13 @@ def test_numa_required_is_the_kubelets_in_a_cluster_and_is_refused_on_one_machin
     ]
 
 
-def test_sync_over_gpus_is_gloo_with_torchs_cast() -> None:
+def test_sync_over_gpus_is_gloo_with_any_cast() -> None:
     gpus = {"trainer": {"gpusPerReplica": 1}, "inference": {"gpusPerReplica": 1}}
     job = make_job(gpus | {"weightSync": {"transport": "nccl", "castBackend": "triton"}})
     assert [str(fault) for fault in not_built(job, "machine")] == [
         (
-            "spec.weightSync.transport: value nccl: not built in this release, neither for one machine nor for a cluster: the one"
-            " transport of this release is gloo, between CPUs and between GPUs; set transport: auto, or gloo"
-        ),
-        (
-            "spec.weightSync.castBackend: value triton: not built in this release, neither for one machine nor for a cluster: the one"
-            " cast of this release is torch's, with the same bits; set castBackend: auto, or torch"
+            "spec.weightSync.transport: value nccl: not built in this release, neither for one machine nor for a cluster: "
+            "between machines the one transport of this release is gloo, on one machine there is ipc too; set transport: auto, gloo or ipc"
         ),
     ]
 

@@ -3,34 +3,41 @@
 import json
 
 import pytest
+from offers import offer_of
 
 from fp8rl_workers.errors import InvalidInputError, StaleError
-from fp8rl_workers.weights.digest import to_hex, total_digest
+from fp8rl_workers.weights.digest import joined
 from fp8rl_workers.weights.offer import (
+    LayoutReader,
     Offer,
     TensorEntry,
     Weight,
+    layout_digest,
     make_seal,
     parse_offer,
     parse_seal,
-    plan_tensors,
+    plan_layout,
+    total_of,
     wire_parts,
 )
 
 WEIGHTS = [Weight("norm.weight", (64,), quantized=False), Weight("q_proj.weight", (256, 192), quantized=True)]
 
 
+LAYOUT = plan_layout(WEIGHTS, "blockwise", 1 << 20)
+
+
 def offer(**changes) -> Offer:
-    tensors, buckets = plan_tensors(WEIGHTS, "blockwise", 1 << 20)
-    fields = {
-        "job_uid": "job", "epoch": 2, "sync_id": 7, "version": 5, "attempt": 1, "step": 4,
-        "wire": "blockwise", "scale_format": "pow2", "buckets": buckets, "tensors": tensors,
-    }  # fmt: skip
-    return Offer(**(fields | changes))
+    fields = {"epoch": 2, "sync_id": 7, "version": 5, "attempt": 1, "step": 4}
+    return offer_of(LAYOUT, **(fields | changes))
 
 
-def document(**changes) -> dict:
-    return json.loads(offer().model_dump_json()) | changes
+def read(found: Offer, job: str = "job", epoch: int = 2) -> Offer:
+    return parse_offer(found.head.model_dump_json(), job, epoch, lambda _: found.layout)
+
+
+def read_layout(text: str):
+    return LayoutReader(lambda _: text)(layout_digest(text))
 
 
 @pytest.mark.parametrize(
@@ -74,14 +81,15 @@ def test_layout_follows_from_shapes_alone():
 
 
 def test_an_offer_survives_its_own_json():
-    assert parse_offer(offer().model_dump_json(), "job", 2) == offer()
+    assert read(offer()) == offer()
+    assert read_layout(LAYOUT.model_dump_json()) == LAYOUT
 
 
 def test_an_offer_of_another_job_or_epoch_is_refused():
     with pytest.raises(StaleError, match="offer: belongs to job job, not to other"):
-        parse_offer(offer().model_dump_json(), "other", 2)
+        read(offer(), job="other")
     with pytest.raises(StaleError, match="offer: belongs to epoch 2, this process is in epoch 3"):
-        parse_offer(offer().model_dump_json(), "job", 3)
+        read(offer(), epoch=3)
 
 
 def entry(**changes) -> dict:
@@ -106,66 +114,81 @@ def entry(**changes) -> dict:
 )
 def test_a_layout_that_contradicts_itself_is_refused(tensors, message):
     with pytest.raises(InvalidInputError, match=message):
-        parse_offer(json.dumps(document(tensors=tensors, buckets=[1024])), "job", 2)
+        read_layout(json.dumps({"tensors": tensors, "buckets": [1024]}))
+
+
+def test_a_layout_is_fetched_once_and_only_that_of_its_digest():
+    asked, text = [], LAYOUT.model_dump_json()
+    reader = LayoutReader(lambda digest: asked.append(digest) or text)
+    assert reader(layout_digest(text)) is reader(layout_digest(text))
+    assert asked == [layout_digest(text)]
+    with pytest.raises(InvalidInputError, match="layout: the text under 00 digests to"):
+        reader("00")
 
 
 def test_what_is_no_offer_is_refused_in_one_line():
     for text in (b"\x80", "{", "{}", "[]"):
         with pytest.raises(InvalidInputError, match=r"^offer: ") as caught:
-            parse_offer(text, "job", 2)
+            parse_offer(text, "job", 2, lambda _: LAYOUT)
         assert "\n" not in str(caught.value)
 
 
 def test_all_faults_come_at_once_up_to_five():
     many = [entry(name=f"w{i}", offset=256 * i, nbytes=255) for i in range(4)] * 2
     with pytest.raises(InvalidInputError, match=r"w0: .*w1: .*\(and \d+ more\)"):
-        parse_offer(json.dumps(document(tensors=many, buckets=[4096])), "job", 2)
+        read_layout(json.dumps({"tensors": many, "buckets": [4096]}))
 
 
 def test_pieces_of_one_tensor_may_come_from_several_senders():
     half = entry(slice=[[0, 8], [0, 16]], nbytes=128)
     other = entry(slice=[[8, 16], [0, 16]], nbytes=128, offset=256, sender=1)
-    found = parse_offer(json.dumps(document(tensors=[half, other], buckets=[512])), "job", 2)
+    found = read_layout(json.dumps({"tensors": [half, other], "buckets": [512]}))
     assert [e.local_shape for e in found.tensors] == [[8, 16], [8, 16]]
 
 
-def digests() -> dict[str, str]:
-    return {e.name: to_hex(i + 1) for i, e in enumerate(offer().tensors)}
+DIGESTS = [1, 2, 0xFFFF_FFFF_FFFF_FFFF]
+TEXT = "0000000000000001" + "0000000000000002" + "ffffffffffffffff"
 
 
-def test_a_seal_follows_its_offer_and_binds_all_digests():
-    seal = make_seal(offer(), digests())
+def test_a_seal_follows_its_offer_and_binds_all_digests_to_the_layout():
+    seal = make_seal(offer(), DIGESTS)
     assert (seal.job_uid, seal.epoch, seal.sync_id, seal.version) == ("job", 2, 7, 5)
-    assert seal.total == total_digest(digests())
+    assert seal.digests == TEXT
+    assert seal.total == total_of(offer().head.layout, TEXT)
     assert parse_seal(seal.model_dump_json(), offer()) == seal
 
 
+def test_the_total_tells_digests_that_changed_places_and_other_layouts():
+    totals = {total_of("a", "12"), total_of("a", "21"), total_of("b", "12")}
+    assert len(totals) == 3
+    assert all(len(total) == 32 for total in totals)
+
+
 def test_differences_name_each_tensor_that_is_not_as_sealed():
-    seal = make_seal(offer(), digests())
-    assert seal.differences(digests()) == []
-    assert seal.differences({"norm.weight": to_hex(9)}) == [
-        "norm.weight: digest 0000000000000009, sealed 0000000000000001"
+    seal = make_seal(offer(), DIGESTS)
+    assert seal.differences(offer(), TEXT) == []
+    assert seal.differences(offer(), joined([9, 2, 3])) == [
+        "norm.weight: digest 0000000000000009, sealed 0000000000000001",
+        "q_proj.weight_scale_inv: digest 0000000000000003, sealed ffffffffffffffff",
     ]
-    assert seal.differences({"x": to_hex(9)}) == ["x: digest 0000000000000009, sealed not at all"]
 
 
 def test_a_seal_of_another_sync_or_with_other_tensors_or_a_wrong_total_is_refused():
-    seal = make_seal(offer(), digests())
+    seal = make_seal(offer(), DIGESTS)
     with pytest.raises(StaleError, match="seal: is of sync 7, version 5; the offer is of sync 8, version 5"):
         parse_seal(seal.model_dump_json(), offer(sync_id=8))
     with pytest.raises(StaleError, match="seal: belongs to epoch 2"):
         parse_seal(seal.model_dump_json(), offer(epoch=3))
-    with pytest.raises(InvalidInputError, match="seal: total: '0' is not the digest of the 3 pairs"):
+    with pytest.raises(InvalidInputError, match="seal: total '0' is not that of its layout and digests"):
         parse_seal(seal.model_copy(update={"total": "0"}).model_dump_json(), offer())
-    fewer = {"norm.weight": to_hex(1)}
-    text = seal.model_copy(update={"digests": fewer, "total": total_digest(fewer)}).model_dump_json()
-    with pytest.raises(InvalidInputError, match=r"seal: 2 names differ from the offer's, the first is q_proj\.weight"):
+    text = seal.model_copy(update={"digests": TEXT[16:]}).model_dump_json()
+    with pytest.raises(InvalidInputError, match="seal: 32 digits for 3 tensors of 16 each"):
         parse_seal(text, offer())
 
 
 def test_a_seal_needs_every_digest():
-    with pytest.raises(ValueError, match="digests: 2 names differ from the offer's"):
-        make_seal(offer(), {"norm.weight": to_hex(1)})
+    with pytest.raises(ValueError, match="digests: 1 for 3 tensors"):
+        make_seal(offer(), [1])
 
 
 def test_records_of_the_path_need_no_torch():

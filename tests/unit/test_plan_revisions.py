@@ -26,6 +26,15 @@ def started(spec: dict[str, Any] | None = None) -> dict[str, Any]:
     return status
 
 
+def test_what_is_applied_is_told_of_each_job_anew_and_nobody_can_change_it() -> None:
+    job = make_job()
+    other = job.model_copy(update={"spec": job.spec.model_copy(update={"seed": 3})})
+    first = applied(job)
+    assert first | {"seed": "3"} == applied(other)
+    first.clear()
+    assert "rollout.steps" in applied(job)
+
+
 def test_what_is_applied_are_the_fields_that_are_not_at_their_default() -> None:
     assert applied(
         make_job({"trainer": {"template": {"spec": {"hostNetwork": True}}}, "weightSync": {"port": 29500}})

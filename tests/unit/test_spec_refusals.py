@@ -322,7 +322,7 @@ def test_gpu_transports_and_casts_without_a_gpu_are_refused():
     assert faults_of({"weightSync": {"transport": "nccl", "castBackend": "triton", "port": 8100}}) == [
         (
             "spec.weightSync.transport: value nccl: moves memory of GPUs, and trainer.gpusPerReplica and inference.gpusPerReplica are"
-            " 0; set transport: auto, or gloo"
+            " 0; set transport: auto, gloo or ipc"
         ),
         (
             "spec.weightSync.castBackend: value triton: runs on a GPU, and trainer.gpusPerReplica is 0; set castBackend: auto, or torch"

@@ -174,6 +174,7 @@ class EngineState(Reply):
     digest: str | None = None
     prepared_sync_id: int | None = None
     prepared_version: int | None = None
+    place: str = Field(default="", description="Where its ranks keep their weights (`places`).")
     load_path: Literal["none", "plan", "reload"] = "none"
     load_fallback: dict[str, str] = Field(default={}, description="Tensor to the reason why it needs vLLM's reload.")
     num_quantized: int = Field(default=0, description="Layers that it holds quantized; their names: /fp8rl/v1/layers.")
@@ -228,6 +229,7 @@ class TrainerState(Reply):
     version: int = Field(default=0, description="Highest version ever published, over all attempts.")
     pod: str = ""
     uid: str = ""
+    place: str = Field(default="", description="Where it keeps its weights (`places`).")
     resolved: ResolvedPrecision | None = None
     orchestrator: dict[str, Any] = {}
     tokenizer_digest: str = ""

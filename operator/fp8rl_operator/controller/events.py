@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -37,20 +38,19 @@ class Events:
 
     def told(self, kind: Kind, change: str | None, body: Object) -> None:
         """One event of a watch; `change` is None for an object that a list contained."""
+        self.read(kind, body, self.gone if change == DELETED else self.there)
         if change == DELETED:
-            self.gone(kind, body)
-        else:
-            self.read(kind, body)
+            self.unread.discard(body["metadata"]["uid"])
 
     def list_over(self, kind: Kind) -> None:
         """A watch has begun anew with a list, an empty one perhaps."""
         self.relisted.add(kind)
 
-    def read(self, kind: Kind, body: Object) -> None:
-        """An object as it is. One that cannot be read is said once and passed over: it may not keep all others waiting."""
+    def read(self, kind: Kind, body: Object, take: Callable[[Kind, Object], None]) -> None:
+        """Take an object. One that cannot be read is said once and passed over: it may not keep all others waiting."""
         meta = body["metadata"]
         try:
-            self.there(kind, body)
+            take(kind, body)
         except UNREADABLE:
             if meta["uid"] not in self.unread:
                 log.exception("%s %s/%s cannot be read and is passed over", kind.kind, meta["namespace"], meta["name"])
@@ -68,7 +68,7 @@ class Events:
     def listed(self, kind: Kind, body: Object) -> None:
         """An object of a page."""
         if body["metadata"]["uid"] not in self.tombs:
-            self.read(kind, body)
+            self.read(kind, body, self.there)
 
     def gone(self, kind: Kind, body: Object) -> None:
         """An object that is no more."""

@@ -1,8 +1,7 @@
 """kopf as the source of events: watches that never end, and nothing written by kopf.
 
-kopf's handlers here only hand over what came; it keeps no annotations, no finalizers and no states of handlers, posts no
-events, and scans neither namespaces nor CRDs. Errors of the API server are waited out for ever: what is forbidden or broken is
-tried again.
+What its watches bring is handed over as it comes; kopf calls no handlers, writes no annotations and no finalizers, posts no events,
+and scans neither namespaces nor CRDs. Errors of the API server are waited out for ever: what is forbidden or broken is tried again.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Any, Final
 
 import kopf
 from kopf._cogs.clients import watching  # kopf is pinned
-from kopf._core.reactor.inventory import ResourceMemories
 
 from fp8rl_operator.kube.kinds import CHILDREN, JOB, POD, SELECTOR, Kind, Object
 
@@ -27,7 +25,7 @@ CONNECT_TIMEOUT_SECONDS: Final = 10
 INACTIVITY_TIMEOUT_SECONDS: Final = 70  # bookmarks come every minute
 REQUEST_TIMEOUT_SECONDS: Final = 60
 PAGE_SIZE: Final = 100
-IDLE_SECONDS: Final = 0.1  # kopf keeps a task and the newest body of an object for so long after its last event
+BOOKMARK: Final = "BOOKMARK"
 
 Told = Callable[[Kind, str | None, Object], None]
 Listed = Callable[[Kind], None]
@@ -41,56 +39,12 @@ class Backoffs:
         return itertools.chain((1, 1, 2, 3), itertools.repeat(5))
 
 
-class NoDiffs(kopf.DiffBaseStorage):  # type: ignore[misc]
-    """kopf compares nothing: it would copy every object at every event, and there are no handlers of changes."""
-
-    def build(self, *, body: Any, extra_fields: Any = None) -> dict[str, Any]:  # noqa: ARG002
-        """Nothing of an object is worth a comparison."""
-        return {}
-
-    def fetch(self, *, body: Any) -> None:
-        """Nothing was kept."""
-
-    def store(self, *, body: Any, patch: Any, essence: Any) -> None:
-        """Nothing is kept."""
-
-
-class NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
-    """kopf remembers nothing of handlers: there are none whose end could be missed."""
-
-    def fetch(self, *, key: Any, body: Any) -> None:
-        """Nothing was kept."""
-
-    def store(self, *, key: Any, record: Any, body: Any, patch: Any) -> None:
-        """Nothing is kept."""
-
-    def purge(self, *, key: Any, body: Any, patch: Any) -> None:
-        """Nothing is there."""
-
-    def touch(self, *, body: Any, patch: Any, value: Any) -> None:
-        """Nothing is written."""
-
-    def clear(self, *, essence: dict[str, Any]) -> dict[str, Any]:
-        """As it is."""
-        return essence
-
-
-class NoMemories(ResourceMemories):  # type: ignore[misc]
-    """kopf keeps nothing of an object between two of its events: it would be a kilobyte for each of twenty thousand objects."""
-
-    async def recall(self, raw_body: Any, **options: Any) -> Any:
-        """A new memory, for this event only."""
-        return await super().recall(raw_body, **{**options, "ephemeral": True})
-
-
 def settings() -> Any:
     """Kopf's settings."""
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.scanning.disabled = True
     made.peering.standalone = True
-    made.persistence.diffbase_storage = NoDiffs()
-    made.persistence.progress_storage = NoProgress()
     made.watching.server_timeout = SERVER_TIMEOUT_SECONDS
     made.watching.client_timeout = CLIENT_TIMEOUT_SECONDS
     made.watching.connect_timeout = CONNECT_TIMEOUT_SECONDS
@@ -100,7 +54,6 @@ def settings() -> Any:
     made.networking.connect_timeout = CONNECT_TIMEOUT_SECONDS
     made.networking.error_backoffs = Backoffs()
     made.networking.enforce_retry_after = True
-    made.queueing.idle_timeout = IDLE_SECONDS
     for kind in WATCHED:
         if kind is not JOB:
             made.watching.label_selectors[selected(kind)] = SELECTOR
@@ -113,22 +66,17 @@ def selected(kind: Kind) -> tuple[str, str, str]:
     return group, version, kind.plural
 
 
-def registry(told: Told) -> Any:
-    """One handler for each kind: it tells kind, type of the event (None: from a list) and object."""
+def registry() -> Any:
+    """A handler for each kind, from which kopf knows what to watch. None is called: see `streams`."""
     made = kopf.OperatorRegistry()
     kopf.on.login(registry=made)(login)
     for kind in WATCHED:
-        kopf.on.event(*selected(kind), id=kind.plural, registry=made)(handler(kind, told))
+        kopf.on.event(*selected(kind), id=kind.plural, registry=made)(nothing)
     return made
 
 
-def handler(kind: Kind, told: Told) -> Callable[..., Any]:
-    """The handler of a kind."""
-
-    async def on_event(event: dict[str, Any], **_: Any) -> None:
-        told(kind, event["type"], event["object"])
-
-    return on_event
+async def nothing(**_: Any) -> None:
+    """The handler of every kind."""
 
 
 def login(**context: Any) -> Any:
@@ -139,11 +87,12 @@ def login(**context: Any) -> Any:
 
 
 @contextlib.contextmanager
-def ends_of_lists(listed: Listed) -> Iterator[None]:
-    """While it lasts, `listed` hears of each list with which a watch of kopf begins.
+def streams(told: Told, listed: Listed) -> Iterator[None]:
+    """While it lasts, `told` hears of each object of a watch (type of the event None: of a list), `listed` of the end of each list.
 
-    kopf tells handlers objects only. A list that is empty would go unnoticed, and what was deleted before it would be believed
-    to be there.
+    A watch of kopf begins with a list. kopf itself gets no object: it would begin a task for each and keep handlers' states, which is a
+    third of the processor time of this process. Nor does it tell handlers that a list was empty: what was deleted before it would be
+    believed to be there.
     """
     kinds = {selected(kind): kind for kind in WATCHED}
     stream = watching.infinite_watch
@@ -153,7 +102,9 @@ def ends_of_lists(listed: Listed) -> Iterator[None]:
         async for event in stream(resource=resource, **options):
             if event is watching.Bookmark.LISTED:
                 listed(kind)
-            yield event
+                yield event
+            elif event["type"] != BOOKMARK:
+                told(kind, event["type"], event["object"])
 
     watching.infinite_watch = heard
     try:
@@ -167,11 +118,10 @@ async def watch(
 ) -> None:
     """Watch until `stop` is set. `started` is set once kopf has taken the signals of this process, which is when to take them back."""
     chosen = tuple(namespaces)
-    with ends_of_lists(listed):
+    with streams(told, listed):
         await kopf.operator(
-            registry=registry(told),
+            registry=registry(),
             settings=settings(),
-            memories=NoMemories(),
             standalone=True,
             clusterwide=not chosen,
             namespaces=chosen,

@@ -9,6 +9,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.request import getproxies_environment
 
 import aiohttp
 from kubernetes.aio import config
@@ -87,6 +88,8 @@ class Api:
         """
         configuration = Configuration()
         configuration.connection_pool_maxsize = connections
+        # trust_env lets aiohttp read ~/.netrc in a thread at every request: only for the sake of a proxy
+        configuration.client_session_kwargs = {"trust_env": bool(getproxies_environment())}
         try:
             if "KUBECONFIG" in os.environ or "KUBERNETES_SERVICE_HOST" not in os.environ:
                 path = os.environ.get("KUBECONFIG", config.KUBE_CONFIG_DEFAULT_LOCATION)

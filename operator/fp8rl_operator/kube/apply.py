@@ -15,10 +15,10 @@ from typing import Final
 from fp8rl_operator import names
 from fp8rl_operator.kube import read
 from fp8rl_operator.kube.api import CONFLICT, NOT_FOUND, Api, ApiError
-from fp8rl_operator.kube.compare import ANNOTATION_APPLIED, satisfied, signed
+from fp8rl_operator.kube.compare import digest, satisfied, signed
 from fp8rl_operator.kube.frozen import frozen
 from fp8rl_operator.kube.kinds import BY_NAME, POD, WORKLOADS, Object, kind_of
-from fp8rl_operator.kube.store import Key, Store
+from fp8rl_operator.kube.store import Child, Key, Store
 from fp8rl_operator.plan_types import Outcome
 from fp8rl_operator.spec import FP8RLJob
 
@@ -78,30 +78,25 @@ class Applier:
 
     async def child(self, job: FP8RLJob, body: Object) -> Done:
         """One child."""
-        key = key_of(body)
+        key, mark = key_of(body), digest(body)
         name = "/".join(key)
+        known = self.store.entry(job.uid).children.get(key)
+        if known is not None and known.matched == mark:
+            return Done(name)
         live = self.store.body_of(job.uid, key)
         desired = signed(frozen(body, live))
-        if live is not None and self.stands(job.uid, key, desired, live):
+        if known is not None and live is not None and stands(known, desired, live, mark):
             return Done(name)
         try:
-            await self.write(job, key, desired)
+            await self.write(job, key, desired, mark)
         except Clash:
             return Done(name, clash=True)
         except ApiError as error:
             return Done(name, failed=error.message)
         return Done(name, changed=True)
 
-    def stands(self, uid: str, key: Key, desired: Object, live: Object) -> bool:
-        """Whether nothing is to be written: the child satisfies, or was left as it is by this very apply, or is going away."""
-        child = self.store.entry(uid).children[key]
-        digest = digest_of(desired)
-        if child.matched != digest and satisfied(desired, live):
-            child.matched = digest
-        return child.matched == digest or "deletionTimestamp" in live["metadata"]
-
-    async def write(self, job: FP8RLJob, key: Key, desired: Object) -> None:
-        """Server-side apply of a child, looked at again when it is not what the store says.
+    async def write(self, job: FP8RLJob, key: Key, desired: Object, mark: str) -> None:
+        """Server-side apply of a child, looked at again when it is not what the store says. `mark`: see `Child.matched`.
 
         Raises:
             Clash: the name is somebody else's.
@@ -117,7 +112,7 @@ class Applier:
                     raise
                 await self.look(job, key)
             else:
-                self.store.put_own(job.uid, answer, digest_of(desired))
+                self.store.put_own(job.uid, answer, mark)
                 return
 
     async def look(self, job: FP8RLJob, key: Key) -> None:
@@ -179,9 +174,12 @@ class Applier:
         return Done(name, changed=changed)
 
 
-def digest_of(desired: Object) -> str:
-    """The digest that a signed object carries."""
-    return str(desired["metadata"]["annotations"][ANNOTATION_APPLIED])
+def stands(child: Child, desired: Object, live: Object, mark: str) -> bool:
+    """Whether nothing is to be written: the child satisfies, which is remembered, or is going away."""
+    if satisfied(desired, live):
+        child.matched = mark
+        return True
+    return "deletionTimestamp" in live["metadata"]
 
 
 def key_of(body: Object) -> Key:

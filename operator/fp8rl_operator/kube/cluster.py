@@ -75,10 +75,11 @@ class ApiCluster:
 
     def token(self, job: FP8RLJob) -> str | None:
         """The control token of the job's Secret, once that was made. The first one stays: the job's processes have read it."""
-        body = self.store.body_of(job.uid, ("Secret", names.child_name(job.name, "control")))
-        found = None if body is None else read.secret_value(body, "token")
-        if found is not None:
-            self._tokens.setdefault(job.uid, found)
+        if job.uid not in self._tokens:
+            body = self.store.body_of(job.uid, ("Secret", names.child_name(job.name, "control")))
+            found = None if body is None else read.secret_value(body, "token")
+            if found is not None:
+                self._tokens[job.uid] = found
         return self._tokens.get(job.uid)
 
     async def told(self, job: FP8RLJob, pods: tuple[PodState, ...]) -> tuple[tuple[Trouble, ...], Trouble | None]:

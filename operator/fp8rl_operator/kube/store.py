@@ -25,7 +25,7 @@ Key = tuple[str, str]  # kind, name
 
 @dataclass(slots=True)
 class Child:
-    """A child as it is. `matched`: digest of the desired object that this very content was found or made to satisfy."""
+    """A child as it is. `matched`: digest of the object as it was built that this very content was found or made to satisfy."""
 
     uid: str
     version: int

@@ -15,7 +15,8 @@ class WeightSync(Model):
     """How weights get from the trainer to the engines, on every step."""
 
     transport: Literal["auto", "nccl", "ipc", "gloo"] = Field(
-        "auto", description="auto: per engine, ipc on the same GPU's host, nccl between GPUs, gloo on CPUs."
+        "auto",
+        description="How bytes travel. ipc: engines read the trainer's own memory, on one machine and in one network namespace. auto: ipc where trainer and engines share a machine's GPUs, else gloo.",
     )
     mode: Literal["auto", "shadow", "inPlace", "reload"] = Field(
         "auto",

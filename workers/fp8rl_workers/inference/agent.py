@@ -9,33 +9,37 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from fp8rl_workers.config import PodEnvironment
-from fp8rl_workers.errors import NotYetError, StaleError, SyncError, WorkerError
+from fp8rl_workers.errors import DigestError, NotYetError, StaleError, SyncError, WorkerError
 from fp8rl_workers.protocol import Decision, Epoch, MemberReport
 from fp8rl_workers.weights.group import Group, join_group
 from fp8rl_workers.weights.load import Hold, Loader, Staging
-from fp8rl_workers.weights.offer import Offer, parse_offer, parse_seal
+from fp8rl_workers.weights.offer import LayoutReader, Offer, parse_offer, parse_seal
 
 log = logging.getLogger(__name__)
 
 OFFER_POLL_SECONDS = 1.0
+SEAL_POLL_SECONDS = 0.5
+RELEASE_POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A version that stands ready to commit."""
+    """A version that stands ready to commit; `offer`: its number in the epoch."""
 
     epoch: int
     sync_id: int
     version: int
     digest: str
+    offer: int = field(default=0, compare=False)
 
 
 class Agent:
@@ -84,7 +88,7 @@ class Agent:
         """Forget a sync that was given up, if it is the prepared one."""
         prepared = self.prepared
         if prepared is not None and (prepared.epoch, prepared.sync_id) == (decision.epoch, decision.sync_id):
-            self.prepared = None
+            self._drop()
 
     def verify(self, decision: Decision) -> None:
         """Check that `decision` is about what is prepared, and that its bytes still stand.
@@ -96,7 +100,11 @@ class Agent:
         """
         with self._turn():
             self._match(decision)
-            self.loader.verify()
+            try:
+                self.loader.verify()
+            except DigestError:
+                self._drop()
+                raise
 
     def apply(self, decision: Decision) -> None:
         """Load what was verified into the live parameters.
@@ -107,7 +115,19 @@ class Agent:
         with self._turn():
             self._match(decision)
             self.loader.apply()
-            self.prepared = None
+            self._drop()
+
+    def _drop(self) -> None:
+        """Nothing is prepared any more; whoever shares its memory may write there once the device has read it."""
+        prepared, self.prepared = self.prepared, None
+        if prepared is not None and self._member is not None:
+            self._member.released(prepared)
+
+    def drop_memory(self) -> None:
+        """Keep nothing of an epoch's memory; what is prepared stays, and can still be committed when its sender has gone."""
+        with self._lock:
+            if self.prepared is None:
+                self.loader.leave()
 
     @contextlib.contextmanager
     def filling(self) -> Iterator[None]:
@@ -150,6 +170,7 @@ class Member:
         self.rank = rank
         self.group: Group | None = None
         self._give_up = threading.Event()
+        self._free: queue.SimpleQueue[tuple[int, torch.Event | None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"fp8rl-epoch-{epoch.epoch}", daemon=True)
 
     @property
@@ -174,9 +195,16 @@ class Member:
 
     def _run(self) -> None:
         try:
+            self.agent.drop_memory()
             pod = self.agent.pod
             self.group = join_group(
-                self.epoch, self.rank, pod.pod_uid, pod.pod_ip, token=pod.token, give_up=self._give_up
+                self.epoch,
+                self.rank,
+                pod.pod_uid,
+                pod.pod_ip,
+                token=pod.token,
+                give_up=self._give_up,
+                device=self.agent.loader.device,
             )
             if self.closed:
                 return
@@ -188,6 +216,7 @@ class Member:
             log.exception("a fault of the program in epoch %s", self.epoch.epoch)
             self._left(fault(error))
         finally:
+            self.agent.drop_memory()
             if self.group is not None:
                 self.group.close()
             if self.agent.joined == self.epoch.epoch:
@@ -199,30 +228,52 @@ class Member:
             log.warning("left epoch %s: %s", self.epoch.epoch, why)
 
     def _serve(self, group: Group) -> None:
-        n = 0
+        n, layouts = 0, LayoutReader(group.layout)
         while not self.closed and not group.wire.broken:
-            text = group.wait_offer(n, OFFER_POLL_SECONDS)
+            self._release(group)
+            text = group.wait_offer(n, RELEASE_POLL_SECONDS if group.wire.shared else OFFER_POLL_SECONDS)
             if text is not None:
-                self._take(group, n, text)
+                offer = parse_offer(text, self.epoch.job_uid, self.epoch.epoch, layouts)
+                with on_stream_of(self.agent.loader.device):
+                    self._take(group, n, offer)
                 n += 1
         if group.wire.broken and not self.closed:
             raise SyncError(group.wire.broken)
 
-    def _take(self, group: Group, n: int, text: str) -> None:
+    def released(self, prepared: Prepared) -> None:
+        """From vLLM's loop: offer `prepared.offer` is not read any more after what the current stream does until here."""
+        if self.group is not None and prepared.epoch == self.epoch.epoch:
+            event = None
+            if self.agent.loader.device.type == "cuda":
+                event = torch.Event(device=self.agent.loader.device)
+                event.record()
+            self._free.put((prepared.offer, event))
+
+    def _release(self, group: Group) -> None:
+        """Tell the sender what may be written again."""
+        while not self._free.empty():
+            n, event = self._free.get()
+            if event is not None:
+                event.synchronize()
+            group.release(n)
+
+    def _take(self, group: Group, n: int, offer: Offer) -> None:
         """One offer: receive, prepare, report; a failure of this rank's own still receives what others need.
 
         Raises:
             Exception: what nobody foresaw, reported as failed; the wire may be out of step, so the epoch is left.
         """
-        offer = parse_offer(text, self.epoch.job_uid, self.epoch.epoch)
+        head = offer.head
         try:
             total, times = self._prepare(group, n, offer)
         except WorkerError as error:
-            log.warning("sync %s, version %s: %s", offer.sync_id, offer.version, error)
+            log.warning("sync %s, version %s: %s", head.sync_id, head.version, error)
             self.agent.error = str(error)
+            group.release(n)
             group.put_report(n, self._report(offer, "failed", error=str(error)))
             return
         except Exception as error:
+            group.release(n)
             group.put_report(n, self._report(offer, "failed", error=fault(error)))
             raise
         self.agent.error = ""
@@ -231,28 +282,25 @@ class Member:
     def _prepare(self, group: Group, n: int, offer: Offer) -> tuple[str, dict[str, float]]:
         """Receive an offer and fill the shadow; returns the seal's total and the seconds of both."""
         start = time.perf_counter()
-        staging = Staging(offer, self.agent.hold)
-        with group.transfer(n):
-            receive(staging, group.wire.receive)
-        seal_text = group.wait_seal(n, self.epoch.timeout_seconds)
-        if seal_text is None:
-            raise SyncError(
-                f"sync {offer.sync_id}: no seal within {self.epoch.timeout_seconds:g} s after the last bucket"
-            )
-        seal = parse_seal(seal_text, offer)
+        wire, sync_id = group.wire, offer.head.sync_id
+        staging = Staging(offer, self.agent.hold, wire.buffers(offer.buckets), shared=wire.shared)
+        if not wire.shared:
+            with group.transfer(n):
+                receive(staging, wire.receive)
+        seal = parse_seal(sealed(group, n, self.epoch.timeout_seconds), offer)
         received = time.perf_counter()
         with self.agent.filling():
             self.agent.loader.prepare(staging, seal)
             if reason := group.aborted(n):
-                raise SyncError(f"sync {offer.sync_id} was aborted: {reason}")
-            self.agent.prepared = Prepared(offer.epoch, offer.sync_id, offer.version, seal.total)
+                raise SyncError(f"sync {sync_id} was aborted: {reason}")
+            self.agent.prepared = Prepared(offer.head.epoch, sync_id, offer.version, seal.total, n)
         return seal.total, {"receive_seconds": received - start, "load_seconds": time.perf_counter() - received}
 
     def _report(self, offer: Offer, state: str, **fields: str | float) -> MemberReport:
         return MemberReport.model_validate(
             {
-                "sync_id": offer.sync_id,
-                "epoch": offer.epoch,
+                "sync_id": offer.head.sync_id,
+                "epoch": offer.head.epoch,
                 "rank": self.rank,
                 "state": state,
                 "version": offer.version,
@@ -264,6 +312,31 @@ class Member:
 def fault(error: Exception) -> str:
     """An exception that nobody foresaw, in one line."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}; the engine's log has the stack"
+
+
+def sealed(group: Group, n: int, timeout: float) -> str:
+    """The seal of an offer.
+
+    Raises:
+        SyncError: the offer was given up, or there is no seal in time.
+    """
+    deadline = time.monotonic() + timeout
+    while (text := group.wait_seal(n, SEAL_POLL_SECONDS)) is None:
+        if reason := group.aborted(n):
+            raise SyncError(f"offer {n} was given up: {reason}")
+        if time.monotonic() > deadline:
+            raise SyncError(f"offer {n}: no seal within {timeout:g} s after the last bucket")
+    return text
+
+
+@contextlib.contextmanager
+def on_stream_of(device: torch.device) -> Iterator[None]:
+    """A stream of this thread's own on a GPU, so that nothing waits behind the engine's steps."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+        yield
 
 
 def receive(staging: Staging, transfer: Callable[[torch.Tensor], None]) -> None:

@@ -47,13 +47,15 @@ class Fp8rlTransferEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTra
         resolved = ResolvedPrecision.model_validate_json(os.environ[RESOLVED_VARIABLE])
         as_bf16 = holds_bf16(resolved, on_cpu=bool(current_platform.is_cpu()))
         restore_kv_scales(model)
-        fused = plan_of(job, resolved, read_model(job.model_path)).fused
+        fused = plan_of(job, resolved, read_model(job.model_path)).engine_shards
         self.quantized = hf_layers(quantized_modules(model), fused)
         self.audit = audit(self.quantized, [] if as_bf16 else resolved.quantized_layers)
         parallel = vllm_config.parallel_config
+        reload = VllmReload(model, vllm_config, device)
         self.loader = Loader(
             model,
-            VllmReload(model, vllm_config, device),
+            reload,
+            part_reload=reload.of_part,
             whole=parallel.world_size == 1,
             mode=job.weight_sync.mode,
             unlearnable=functools.partial(hidden_copies, model),
@@ -66,11 +68,10 @@ class Fp8rlTransferEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTra
             local_rank=parallel.rank,
         )
 
-    def finish_load(self) -> None:
-        """After the parameters changed, before the next step."""
-        restore_kv_scales(self.model)
-        if current_platform.is_cuda_alike():
-            torch.accelerator.synchronize()
+    def finish_load(self, path: str) -> None:
+        """After the parameters changed, before the next step. A plan copies wire tensors only, a reload touches the scales too."""
+        if path != "plan":
+            restore_kv_scales(self.model)
 
     def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:  # noqa: ARG002
         _refuse_vllm_route()
@@ -104,5 +105,10 @@ def die_with_api_server() -> None:
 
 def hidden_copies(model: nn.Module) -> dict[str, str]:
     """Parameters whose values a kernel computes with from a copy of its own: writing the parameter would change nothing."""
-    reason = "vLLM's CPU experts compute with slices taken at load time (dimensions that are no multiple of 32)"
-    return {name: reason for name, module in model.named_modules() if hasattr(module, "gate_up_linear")}
+    sliced = "vLLM's CPU experts compute with slices taken at load time (dimensions that are no multiple of 32)"
+    absorbed = "vLLM's MLA computes with matrices that it derives from kv_b_proj at load time"
+    found = {name: sliced for name, module in model.named_modules() if hasattr(module, "gate_up_linear")}
+    mla = ("W_UV", "W_UK_T")
+    return found | {
+        name: absorbed for name, module in model.named_modules() if any(hasattr(module, field) for field in mla)
+    }

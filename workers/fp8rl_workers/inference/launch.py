@@ -16,6 +16,7 @@ from fp8rl_workers.inference.owned_args import canonical, owned
 from fp8rl_workers.protocol import ResolvedPrecision
 from fp8rl_workers.weights.specs.engine import engine_quantization
 from fp8rl_workers.weights.specs.plan import PrecisionPlan, plan_precision
+from fp8rl_workers.weights.specs.registry import family_of
 
 SERVED_MODEL = "policy"
 """Name of the policy on vLLM's OpenAI routes; `/inference/v1/generate` needs none."""
@@ -206,7 +207,7 @@ def arguments(
         "chat-template": job.chat_template,
         "logprobs-mode": "processed_logprobs",
         "kv-cache-dtype": "fp8" if resolved.kv_cache == "fp8" else None,
-        "hf-overrides": {"quantization_config": config} if config else None,
+        "hf-overrides": {"quantization_config": config, **dict(family_of(model).engine_overrides)} if config else None,
         "weight-transfer-config": {"backend": "fp8rl"},
         "middleware": "fp8rl_workers.inference.auth.TokenMiddleware",
         "max-num-seqs": job.max_in_flight,

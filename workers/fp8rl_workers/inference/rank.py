@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from fp8rl_workers.errors import WorkerError
 from fp8rl_workers.inference.agent import Agent
+from fp8rl_workers.places import this_place
 from fp8rl_workers.protocol import Decision, Epoch
 from fp8rl_workers.weights.load import Loader
 
@@ -25,8 +26,8 @@ class RankEngine(Protocol):
     quantized: list[str]
     audit: str
 
-    def finish_load(self) -> None:
-        """After the parameters changed, before the next step."""
+    def finish_load(self, path: str) -> None:
+        """After the parameters changed by a `Loader.path`, before the next step."""
 
 
 def rank_call(function: Callable[..., Answer | None]) -> Callable[..., Answer]:
@@ -52,6 +53,7 @@ def state(engine: RankEngine) -> Answer:
         "epoch_told": agent.epoch.epoch if agent.epoch else None,
         "prepared_sync_id": prepared.sync_id if prepared else None,
         "prepared_version": prepared.version if prepared else None,
+        "place": this_place(loader.device.type),
         "load_path": loader.path,
         "load_fallback": loader.fallback,
         "num_quantized": len(engine.quantized),
@@ -87,8 +89,9 @@ def verify(engine: RankEngine, decision: str) -> None:
 @rank_call
 def apply(engine: RankEngine, decision: str) -> None:
     """Second half of a commit: the live parameters change."""
+    path = engine.loader.path
     engine.agent.apply(Decision.model_validate_json(decision))
-    engine.finish_load()
+    engine.finish_load(path)
 
 
 def merge_states(ranks: list[Answer]) -> Answer:

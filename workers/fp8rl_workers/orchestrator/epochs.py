@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fp8rl_workers.orchestrator.lineage import Published
+from fp8rl_workers.places import Transport
 from fp8rl_workers.protocol import EngineState, Epoch, GroupDocument, GroupMember, Member, TrainerState
 
 
@@ -85,7 +86,13 @@ def can_join(state: EngineState) -> bool:
 
 
 def form_epoch(
-    document: GroupDocument, members: Iterable[Participant], number: int, port: int, timeout_seconds: float
+    document: GroupDocument,
+    members: Iterable[Participant],
+    number: int,
+    port: int,
+    timeout_seconds: float,
+    *,
+    transport: Transport = "gloo",
 ) -> Epoch:
     """The epoch of these members: consecutive ranks, trainer first."""
     ranked: list[Member] = []
@@ -94,7 +101,9 @@ def form_epoch(
     worlds += [(item.member, item.state.world_size) for item in members]
     for item, size in worlds:
         ranks = list(range(rank, rank + size))
-        ranked.append(Member(pod=item.pod, uid=item.uid, role=item.role, address=item.address, ranks=ranks))
+        ranked.append(
+            Member(pod=item.pod, uid=item.uid, role=item.role, address=item.address, ranks=ranks, transport=transport)
+        )
         rank += size
     return Epoch(
         job_uid=document.job_uid,

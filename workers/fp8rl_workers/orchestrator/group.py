@@ -14,6 +14,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
+from fp8rl_workers.config import WeightSyncConfig
 from fp8rl_workers.errors import NotYetError, StaleError, WorkerError
 from fp8rl_workers.orchestrator import epochs
 from fp8rl_workers.orchestrator.client import PeerLostError
@@ -22,6 +23,7 @@ from fp8rl_workers.orchestrator.epochs import GroupView, NextAction
 from fp8rl_workers.orchestrator.records import Records
 from fp8rl_workers.orchestrator.syncing import Conductor, Outcome
 from fp8rl_workers.orchestrator.trouble import SHED_AFTER, Trouble, listed
+from fp8rl_workers.places import choose_transport
 from fp8rl_workers.protocol import Epoch, EpochReport, GroupDocument, GroupMember, TrainerState
 
 BOOT_GRACE_SECONDS = 60.0
@@ -34,7 +36,7 @@ SHED = "shed from the weight-sync group"
 class Group:
     """The group's keeper. `waiting_for` says what the last look at the group waits for, empty when nothing."""
 
-    def __init__(self, conductor: Conductor, records: Records, port: int, timeout_seconds: float) -> None:
+    def __init__(self, conductor: Conductor, records: Records, sync: WeightSyncConfig) -> None:
         self.conductor = conductor
         self.members = conductor.members
         self.journal = conductor.journal
@@ -45,8 +47,7 @@ class Group:
         self.trouble = Trouble()
         self.waiting_for = "the operator's group document (PUT /v1/group)"
         self.on_outcome: Callable[[Outcome], None] = lambda _: None
-        self._port = port
-        self._timeout = timeout_seconds
+        self._sync = sync
         self._first_ready: float | None = None
         self._under_way = asyncio.Event()
         conductor.on_sending = self._sending
@@ -182,7 +183,11 @@ class Group:
             return False
         seen = [item.state.epoch_told or item.state.epoch or 0 for item in view.participants]
         number = max([self.journal.data.epoch_number, *seen]) + 1
-        epoch = epochs.form_epoch(document, view.participants, number, self._port, self._timeout)
+        places = {item.member.pod: item.state.place for item in view.participants}
+        transport = choose_transport(self._sync.transport, (view.trainer.place if view.trainer else ""), places)
+        epoch = epochs.form_epoch(
+            document, view.participants, number, self._sync.port, self._sync.timeout_seconds, transport=transport
+        )
         self.journal.save(epoch=None, epoch_number=number)
         engines = [self.members.engines[item.member.uid] for item in view.participants]
         report, *answers = await asyncio.gather(

@@ -87,7 +87,7 @@ def build_parts(config: OrchestratorConfig, pod: PodEnvironment, session: aiohtt
     members = Members(session, policy.max_model_len, sync.timeout_seconds, dispatcher.lose, dispatcher.remove)
     rollouts = rollouts_of(config, environment, policy, lineage, drop_recorder(config, metrics, progress))
     conductor = Conductor(journal, lineage, members, dispatcher, rollouts.wake)
-    group = Group(conductor, records, sync.port, sync.timeout_seconds)
+    group = Group(conductor, records, sync)
     evaluated = environment if config.evaluation.environment is None else environment_of(config.evaluation.environment)
     parts = Parts(
         config=config,

@@ -94,7 +94,8 @@ def wire_format(config: TrainerConfig, facts: Facts) -> WireFormat:
     """What travels: the engine's format, or BF16 when the engine quantizes."""
     form = "bf16" if facts.resolved.quantize_at == "engine" else facts.resolved.wire
     plan = plan_for(config, facts.model, form)
-    return WireFormat(form, facts.resolved.scale_format, plan.weights(), config.weight_sync.bucket_bytes)
+    sync = config.weight_sync
+    return WireFormat(form, facts.resolved.scale_format, plan.weights(), sync.bucket_bytes, sync.cast_backend)
 
 
 def open_checkpoints(config: TrainerConfig, pod: PodEnvironment) -> CheckpointStore:

@@ -79,6 +79,10 @@ class TorchTrainer:
         """HF name and BF16 weight of each tensor, in the order in which they travel. Hold `weights_lock`."""
         return self.policy.weights()
 
+    def sources(self) -> Iterator[tuple[str, Tensor]]:
+        """The same tensors as they are held, for the casts of a sync (`publish.WeightSource`). Hold `weights_lock`."""
+        return self.policy.held()
+
     def rounding(self) -> Rounding | None:
         """Key of stochastic rounding of the weights as they are."""
         return self.policy.rounding(self.step)

@@ -13,11 +13,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import torch
+
 from fp8rl_workers.config import PodEnvironment, TrainerConfig
 from fp8rl_workers.errors import InvalidInputError, NotYetError, StaleError, SyncError
 from fp8rl_workers.metrics import WorkerMetrics
+from fp8rl_workers.places import this_place
 from fp8rl_workers.protocol import Decision, Epoch, EpochReport, SyncReport, SyncRequest
-from fp8rl_workers.trainer.publish import WeightSource, WireFormat, publish
+from fp8rl_workers.trainer.publish import Publisher, WeightSource, WireFormat
 from fp8rl_workers.trainer.versions import VersionCounter
 from fp8rl_workers.weights.group import Group, JoinError, StoreHost, join_group
 
@@ -43,12 +46,14 @@ class Membership:
             InvalidInputError: the store's port is in use.
         """
         self.versions = VersionCounter(pod.state_dir / "version")
+        self.place = this_place(weights_device().type)
         self._config, self._pod, self._metrics = config, pod, metrics
         self._store = StoreHost(pod.pod_ip, config.weight_sync.port)
         self._thread = ThreadPoolExecutor(1, "fp8rl-sync")
         self._epoch: Epoch | None = None
         self._joining: asyncio.Task[EpochReport] | None = None
         self._group: Group | None = None
+        self._publisher: Publisher | None = None
         self._give_up = threading.Event()
         self._offers = 0
         self._sync: RunningSync | None = None
@@ -66,7 +71,7 @@ class Membership:
             raise StaleError(f"epoch {epoch.epoch} is not after epoch {self._epoch.epoch}, which this trainer is in")
         rank = self._rank_in(epoch)
         self._leave()
-        self._epoch, self._group, self._offers, self._sync = epoch, None, 0, None
+        self._epoch, self._group, self._publisher, self._offers, self._sync = epoch, None, None, 0, None
         self._joining = asyncio.create_task(self._join(epoch, rank))
         return await asyncio.shield(self._joining)
 
@@ -119,7 +124,9 @@ class Membership:
 
         def work() -> Group:
             pod = self._pod
-            return join_group(epoch, rank, pod.pod_uid, pod.pod_ip, host, token=pod.token, give_up=give_up)
+            return join_group(
+                epoch, rank, pod.pod_uid, pod.pod_ip, host, token=pod.token, give_up=give_up, device=weights_device()
+            )
 
         try:
             group = await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -142,7 +149,9 @@ class Membership:
             except OSError as error:
                 message = f"version {request.version} cannot be recorded in {self._pod.state_dir}: {error.strerror}; mend the volume"
                 raise SyncError(message) from error
-            return publish(group, offer, request, attempt=self._pod.attempt, source=source, form=form)
+            if self._publisher is None or self._publisher.group is not group:
+                self._publisher = Publisher(group, source, form, self._pod.attempt)
+            return self._publisher.publish(offer, request)
 
         try:
             report = await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -186,6 +195,11 @@ class Membership:
 
     def _epoch_name(self) -> str:
         return "no epoch" if self._epoch is None else f"epoch {self._epoch.epoch}"
+
+
+def weights_device() -> torch.device:
+    """Where a trainer on this machine keeps its weights."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def summary(report: SyncReport) -> str:

@@ -25,7 +25,7 @@ from fp8rl_workers.protocol import EngineWire, ResolvedPrecision
 from fp8rl_workers.trainer.batch import MicroBatch
 from fp8rl_workers.trainer.precision import plan_for
 from fp8rl_workers.weights.cast import Rounding, fake_quantize
-from fp8rl_workers.weights.gather import Source, gather, plan_sources
+from fp8rl_workers.weights.gather import Source, gather, held, plan_sources
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,6 +72,10 @@ class Policy:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """HF name and BF16 weight of each tensor of the checkpoint, in the order in which they travel."""
         return gather(self.masters, self.sources)
+
+    def held(self) -> Iterator[tuple[str, Tensor]]:
+        """The same tensors as fp32 masters, where they stand."""
+        return held(self.masters, self.sources)
 
     @torch.no_grad()
     def refresh(self, step: int) -> None:

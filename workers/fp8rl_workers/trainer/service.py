@@ -102,6 +102,7 @@ class TrainerService:
             version=self.members.versions.highest,
             pod=self._pod.pod_name,
             uid=self._pod.pod_uid,
+            place=self.members.place,
             resolved=progress.resolved,
             orchestrator=progress.orchestrator,
             tokenizer_digest=progress.tokenizer_digest,

@@ -7,7 +7,7 @@
     wire     buckets of bytes from the trainer to all engine ranks of an epoch
     load     into a shadow of the engine's parameters, checked against the seal, then committed in one turn
 
-Beside the path: `digest` (of the wire's bytes, the same wherever they land) and `specs` (what a family's tensors are, which
+Beside the path: `kernels` (casts, digests and copies of a whole model in a few launches, bit for bit the references'), `digest` (of the wire's bytes, the same wherever they land) and `specs` (what a family's tensors are, which
 are quantized, and the same in the engine's words).
 
 What always holds:

@@ -14,21 +14,23 @@ NaN and Inf are refused with the tensor's name. `dequantize` gives the BF16 weig
 
 A shard casts like its part of the whole when its cuts fall on the format's blocks (128 rows and columns, 32 columns, whole
 rows); that is the caller's to check. With stochastic rounding it says where it stands (`Shard`).
-Left out: fast paths (Triton, Transformer Engine) belong beside this table under `weightSync.castBackend`.
+The fast paths (Triton, Transformer Engine) of many tensors per launch are in `kernels`, under `weightSync.castBackend`.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from fp8rl_workers.errors import InvalidModelError, NonFiniteError
-from fp8rl_workers.protocol import EngineWire
 from fp8rl_workers.weights.cast_blockwise import dequantize_blockwise, quantize_blockwise
 from fp8rl_workers.weights.cast_channel import dequantize_channel, quantize_channel
 from fp8rl_workers.weights.cast_mxfp8 import dequantize_mxfp8, quantize_mxfp8
 from fp8rl_workers.weights.cast_rounding import Rounding, Shard
+
+if TYPE_CHECKING:
+    from fp8rl_workers.protocol import EngineWire
 
 __all__ = ["Rounding", "Shard", "check_finite", "dequantize", "fake_quantize", "quantize"]
 

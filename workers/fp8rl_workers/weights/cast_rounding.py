@@ -40,7 +40,7 @@ class Shard:
     full_shape: tuple[int, ...]
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
     """The 64-bit pattern `value` as torch's int64."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
@@ -70,14 +70,14 @@ def element_indices(shape: tuple[int, ...], shard: Shard | None, device: torch.d
 
 def splitmix64(z: torch.Tensor) -> torch.Tensor:
     """splitmix64's finaliser of each int64 (64-bit wrapping arithmetic)."""
-    z = (z ^ _shift(z, 30)) * _signed(_MIX1)
-    z = (z ^ _shift(z, 27)) * _signed(_MIX2)
+    z = (z ^ _shift(z, 30)) * signed(_MIX1)
+    z = (z ^ _shift(z, 27)) * signed(_MIX2)
     return z ^ _shift(z, 31)
 
 
 def random_24_bits(key: int, index: torch.Tensor) -> torch.Tensor:
     """splitmix64 of `key + (index + 1) * golden`, its top 24 bits; int64 in [0, 2^24) of the index's shape."""
-    return _shift(splitmix64((index + 1) * _signed(_GOLDEN) + _signed(key)), 40)
+    return _shift(splitmix64((index + 1) * signed(_GOLDEN) + signed(key)), 40)
 
 
 def nearest(scaled: torch.Tensor) -> torch.Tensor:

@@ -11,15 +11,13 @@ unequal bytes or words that change places, always change the digest of a tensor 
 probability of about 2^-32 at worst (it touches top bytes only), 2^-64 in general. It is no defence against an attacker: that
 is the token's and the network policy's part.
 
-`total_digest` binds (name, digest) pairs into 128 bits of BLAKE2b, so that two tensors cannot change places.
 numpy does about 4 GB/s on one core; torch is for devices, with the same result.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +38,7 @@ _SPANS_AT_ONCE = 64
 
 
 @cache
-def _powers(count: int, base: int = BASE) -> NDArray[np.uint64]:
+def powers(count: int, base: int = BASE) -> NDArray[np.uint64]:
     """base^0 to base^(count - 1) modulo 2^64."""
     found = np.ones(1, dtype=np.uint64)
     while len(found) < count:
@@ -68,7 +66,7 @@ def digest_numpy(data: NDArray[np.uint8], offset: int = 0) -> int:
         piece = words[start : start + SPAN]
         out = buffer[: len(piece)]
         np.copyto(out, piece)
-        np.multiply(out, _powers(SPAN)[: len(piece)], out=out)
+        np.multiply(out, powers(SPAN)[: len(piece)], out=out)
         total += int(np.add.reduce(out)) * pow(BASE, start, 1 << 64)
     return total * pow(BASE, offset // WORD, 1 << 64) & MASK64
 
@@ -84,7 +82,7 @@ def digest_torch(data: torch.Tensor, offset: int = 0) -> int:
     if lead or tail or data.storage_offset() % WORD:
         data = torch.nn.functional.pad(data, (lead, tail)).clone()
     words = data.view(torch.int32)
-    keys = torch.from_numpy(_powers(SPAN).view(np.int64)).to(data.device)
+    keys = torch.from_numpy(powers(SPAN).view(np.int64)).to(data.device)
     sums = []
     for start in range(0, words.numel(), _SPANS_AT_ONCE * SPAN):
         piece = words[start : start + _SPANS_AT_ONCE * SPAN].to(torch.int64) & 0xFFFFFFFF
@@ -110,13 +108,20 @@ def _runs(shape: tuple[int, ...], shard: Shard) -> tuple[NDArray[np.int64], int]
 
 def digest_shard_numpy(data: NDArray[np.uint8], shape: tuple[int, ...], shard: Shard, itemsize: int) -> int:
     """Contribution of a piece: `data` its bytes (uint8, one dimension), `shape` in elements of `itemsize` bytes."""
-    starts, run = _runs(shape, shard)
-    offsets, run_bytes = starts * itemsize, run * itemsize
-    if len(offsets) == 1 or run_bytes % WORD or (offsets % WORD).any():
-        pieces = (data[i * run_bytes : (i + 1) * run_bytes] for i in range(len(offsets)))
+    starts, _ = _runs(shape, shard)
+    offsets = starts * itemsize
+    if len(offsets) == 1:
+        return digest_numpy(data, int(offsets[0]))
+    return _digest_runs(data.reshape(len(offsets), -1), offsets)
+
+
+def _digest_runs(runs: NDArray[np.uint8], offsets: NDArray[np.int64]) -> int:
+    """Contribution of equally long runs `[runs, bytes]` (rows contiguous) that stand at these byte offsets of their tensor."""
+    if runs.shape[1] % WORD or (offsets % WORD).any() or any(stride % WORD for stride in runs.strides[:-1]):
+        pieces = (np.ascontiguousarray(run) for run in runs)
         return sum(digest_numpy(piece, int(at)) for piece, at in zip(pieces, offsets, strict=True)) & MASK64
-    words = data.view(np.uint32).reshape(len(offsets), -1)
-    first = int(offsets[0]) // WORD
+    words = runs.view(np.uint32)
+    first = int(offsets.min()) // WORD
     total = 0
     for start in range(0, len(offsets), SPAN):
         keys = _keys((offsets[start : start + SPAN] // WORD - first).astype(np.uint64))
@@ -125,10 +130,34 @@ def digest_shard_numpy(data: NDArray[np.uint8], shape: tuple[int, ...], shard: S
     return total * pow(BASE, first, 1 << 64) & MASK64
 
 
+def digest_rows(view: torch.Tensor, position: int, step: int) -> int:
+    """Contribution of a piece as it lies, rows apart in memory and in its tensor.
+
+    Args:
+        view: 2-D of any dtype and device, the last dimension contiguous.
+        position: byte position of its first element in its tensor.
+        step: bytes in the tensor from one row of the view to the next.
+    """
+    import torch
+
+    if not view.numel():
+        return 0
+    data = view.detach().view(torch.uint8)
+    rows, size = data.shape
+    if step == size or rows == 1:
+        flat = data.contiguous().view(-1)
+        if flat.device.type == "cpu":
+            return digest_numpy(flat.numpy(), position)
+        return digest_torch(flat, position)
+    if data.device.type == "cpu":
+        return _digest_runs(data.numpy(), position + step * np.arange(rows, dtype=np.int64))
+    return sum(digest_torch(row.contiguous(), position + step * i) for i, row in enumerate(data)) & MASK64
+
+
 def _keys(position: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """g^position for each position."""
-    outer = _powers(int(position.max()) // SPAN + 1, pow(BASE, SPAN, 1 << 64))
-    keys: NDArray[np.uint64] = _powers(SPAN)[position % np.uint64(SPAN)] * outer[position // np.uint64(SPAN)]
+    outer = powers(int(position.max()) // SPAN + 1, pow(BASE, SPAN, 1 << 64))
+    keys: NDArray[np.uint64] = powers(SPAN)[position % np.uint64(SPAN)] * outer[position // np.uint64(SPAN)]
     return keys
 
 
@@ -137,7 +166,7 @@ def _row_sums(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
     total = np.zeros(len(words), dtype=np.uint64)
     for start in range(0, words.shape[1], SPAN):
         piece = words[:, start : start + SPAN]
-        keys = _powers(SPAN)[: piece.shape[1]]
+        keys = powers(SPAN)[: piece.shape[1]]
         sums = np.array([np.dot(row.astype(np.uint64), keys) for row in piece], dtype=np.uint64)
         total += sums * np.uint64(pow(BASE, start, 1 << 64))
     return total
@@ -175,9 +204,6 @@ def to_hex(value: int) -> str:
     return f"{value & MASK64:016x}"
 
 
-def total_digest(digests: Mapping[str, str]) -> str:
-    """32 hexadecimal digits that bind every (name, digest) pair, in the order of names."""
-    state = hashlib.blake2b(digest_size=16)
-    for name in sorted(digests):
-        state.update(f"{name}\0{digests[name]}\n".encode())
-    return state.hexdigest()
+def joined(values: Sequence[int]) -> str:
+    """16 hexadecimal digits for each digest."""
+    return np.array(values, dtype=">u8").tobytes().hex()

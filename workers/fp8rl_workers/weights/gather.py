@@ -81,14 +81,21 @@ def _shape_at(shape: Sequence[int], index: tuple[int | slice, ...]) -> tuple[int
     return (*kept, *shape[len(index) :])
 
 
-def gather(parameters: Mapping[str, torch.Tensor], sources: Mapping[str, Source]) -> Iterator[tuple[str, torch.Tensor]]:
-    """HF name and BF16 weight of each tensor, in the order of `sources` (`plan_sources`).
+def held(parameters: Mapping[str, torch.Tensor], sources: Mapping[str, Source]) -> Iterator[tuple[str, torch.Tensor]]:
+    """HF name and weight of each tensor where it stands, a view of its parameter, in the order of `sources`.
 
     Args:
         parameters: BF16 parameters, or their fp32 masters.
-        sources: where each tensor stands.
+        sources: where each tensor stands (`plan_sources`).
     """
+    for name, source in sources.items():
+        whole = parameters[source.parameter].detach()
+        yield name, whole[source.index] if source.index else whole
+
+
+def gather(parameters: Mapping[str, torch.Tensor], sources: Mapping[str, Source]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same as BF16: of BF16 parameters a view, of fp32 masters their rounding."""
     import torch
 
-    for name, source in sources.items():
-        yield name, parameters[source.parameter].detach()[source.index].to(torch.bfloat16)
+    for name, weight in held(parameters, sources):
+        yield name, weight.to(torch.bfloat16)

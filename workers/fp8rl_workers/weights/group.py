@@ -5,6 +5,7 @@ its own key prefix (`protocol.store_prefix`), so ranks of two jobs or two epochs
 
     join/<rank>   uid of the pod that holds the rank      go              "ok", or why rank 0 gave the epoch up
     offer/<n>     seal/<n>    report/<n>/<rank>           abort/<n>       n = 0, 1, 2, ...: syncs of this epoch
+    layout/<digest>           released/<n>/<rank>         what offers refer to; who no longer reads shared bytes
     closed        set by rank 0 when the epoch ends
 
 A member joins in two steps: all ranks sign in on the store, then rank 0 says go and all connect the wire; whoever does not
@@ -22,19 +23,22 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TypeVar
 
+import torch
 from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from fp8rl_workers.errors import InvalidInputError, StaleError, SyncError
 from fp8rl_workers.protocol import Epoch, MemberReport, store_prefix
 from fp8rl_workers.weights.wire import Wire, open_wire
 
-POLL_SECONDS = 0.005
-IDLE_POLL_SECONDS = 0.02
-IDLE_AFTER_SECONDS = 1.0
+POLL_SECONDS = 0.0002  # while a sync runs: a look costs 20 microseconds
+IDLE_POLL_SECONDS = 0.005
+IDLE_AFTER_SECONDS = 0.25
 CONNECT_RETRY_SECONDS = 0.1
 ABORT_GRACE_SECONDS = 1.0
 GO_GRACE_SECONDS = 5.0
 STORE_TIMEOUT = timedelta(seconds=10)
+
+HOST = torch.device("cpu")
 
 T = TypeVar("T")
 
@@ -109,13 +113,45 @@ class Group:
         self._current: int | None = None
         self._lock = threading.Lock()
 
+    def put_layout(self, digest: str, text: str) -> None:
+        """Say what offers with this layout digest bring: `Layout` as JSON. Once per epoch is enough."""
+        self._set(f"layout/{digest}", text)
+
+    def layout(self, digest: str) -> str:
+        """The layout of an offer, which was put before it.
+
+        Raises:
+            SyncError: it was not.
+        """
+        text = self._peek(f"layout/{digest}")
+        if text is None:
+            raise SyncError(f"epoch {self.epoch.epoch}: an offer has layout {digest}, which nobody has put")
+        return text
+
     def put_offer(self, n: int, text: str) -> None:
         """Offer weights to all ranks: `Offer` as JSON."""
         self._set(f"offer/{n}", text)
 
     def wait_offer(self, n: int, timeout: float) -> str | None:
         """The n-th offer, or None when there is none within `timeout` seconds."""
-        return self._wait(f"offer/{n}", timeout)
+        return self._wait(f"offer/{n}", timeout, idle=True)
+
+    def release(self, n: int) -> None:
+        """Say that this rank reads nothing of the n-th offer any more."""
+        if self.wire.shared:
+            self._set(f"released/{n}/{self.rank}", "1")
+
+    def wait_released(self, n: int, timeout: float) -> None:
+        """Wait until nobody reads what the n-th offer staged. Rank 0, before it stages again; at once unless the wire is shared.
+
+        Raises:
+            SyncError: a rank still reads it after `timeout` seconds: a new epoch with memory of its own is needed.
+        """
+        deadline = time.monotonic() + timeout
+        for rank in range(1, self.epoch.world_size) if self.wire.shared and n >= 0 else ():
+            if not self._there(f"released/{n}/{rank}", until(deadline)):
+                reason = f"rank {rank} still reads the weights of offer {n} after {timeout:g} s"
+                raise SyncError(f"epoch {self.epoch.epoch}: {reason}; form a new epoch")
 
     def put_seal(self, n: int, text: str) -> None:
         """Say what all bytes of the n-th offer digest to; known once the last bucket was cast."""
@@ -179,10 +215,16 @@ class Group:
             self._store.set("closed", "1")
             self._host.purge(f"{self._prefix}/")
 
-    def connect(self, transport: str, address: str, timeout: float) -> None:
+    def connect(self, transport: str, address: str, timeout: float, device: torch.device) -> None:
         """Open the wire to all ranks that signed in."""
         self.wire = open_wire(
-            transport, self._store, self.rank, self.epoch.world_size, address=address, timeout_seconds=timeout
+            transport,
+            self._store,
+            self.rank,
+            self.epoch.world_size,
+            address=address,
+            timeout_seconds=timeout,
+            device=device,
         )
         self.wire.watch(self._stop_reason)
 
@@ -231,14 +273,20 @@ class Group:
             return None
         return self._call(lambda: self._store.get(key)).decode()
 
-    def _wait(self, key: str, timeout: float, unless: str = "") -> str | None:
+    def _wait(self, key: str, timeout: float, unless: str = "", *, idle: bool = False) -> str | None:
         start = time.monotonic()
         while (text := self._peek(key)) is None:
             waited = time.monotonic() - start
             if waited >= timeout or (unless and self._peek(unless)):
                 return None
-            time.sleep(POLL_SECONDS if waited < IDLE_AFTER_SECONDS else IDLE_POLL_SECONDS)
+            time.sleep(IDLE_POLL_SECONDS if idle or waited > IDLE_AFTER_SECONDS else POLL_SECONDS)
         return text
+
+    def _there(self, key: str, timeout: float) -> bool:
+        """Whether a key is there within `timeout` seconds; its value is not asked for."""
+        if self._call(lambda: self._store.check([key])):
+            return True
+        return self._wait(key, timeout) is not None
 
     def _call(self, operation: Callable[[], T]) -> T:
         if self.closed or self._give_up.is_set():
@@ -285,6 +333,7 @@ def join_group(
     *,
     token: str,
     give_up: threading.Event | None = None,
+    device: torch.device = HOST,
 ) -> Group:
     """Join an epoch; blocks for at most about `epoch.timeout_seconds`. Close the group of the epoch before it first.
 
@@ -296,6 +345,7 @@ def join_group(
         host: The store's server, in the trainer's rank 0.
         token: The job's control token; a member with another one never signs in.
         give_up: Set by another thread to leave: the join, or any later call, ends with a SyncError.
+        device: Where this rank's weights are.
 
     Raises:
         JoinError: ranks are missing (`missing`), or there is no store.
@@ -310,7 +360,7 @@ def join_group(
     try:
         group.sign_in(uid)
         group.await_start(deadline)
-        group.connect(transport_of(epoch, rank), address, max(1.0, until(deadline)))
+        group.connect(transport_of(epoch, rank), address, max(1.0, until(deadline)), device)
     except BaseException:
         group.close()
         raise

@@ -12,15 +12,28 @@ from torch import Tensor, nn
 
 from fp8rl_workers.errors import InvalidModelError
 from fp8rl_workers.weights.load_layout import Inputs
+from fp8rl_workers.weights.load_learn import Reload
 
 
 class VllmReload:
-    """Loads a whole set of weights through vLLM's layerwise reload: parameters keep their storage."""
+    """Loads a set of weights through vLLM's layerwise reload: parameters keep their storage."""
 
-    def __init__(self, model: nn.Module, vllm_config: Any, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, vllm_config: Any, device: torch.device, part: str = "") -> None:
+        """`part`: path of the only module that is reloaded; its inputs are then all and only this module's."""
         self.model = model
         self.vllm_config = vllm_config
         self.device = device
+        self.part = part
+        self.module = model.get_submodule(part)
+
+    def of_part(self, prefix: str) -> tuple[nn.Module, Reload] | None:
+        """The module that holds the weights whose names begin with `prefix` ("model.layers.7."), and a reload of it alone."""
+        wanted = prefix.rstrip(".")
+        paths = [path for path, _ in self.model.named_modules() if path == wanted or path.endswith(f".{wanted}")]
+        if len(paths) != 1:
+            return None
+        reload = VllmReload(self.model, self.vllm_config, self.device, paths[0])
+        return reload.module, reload
 
     def __call__(self, inputs: Inputs) -> None:
         """Reload; the engine must not run a step meanwhile.
@@ -31,17 +44,17 @@ class VllmReload:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
         with self._context():
-            initialize_layerwise_reload(self.model)
+            initialize_layerwise_reload(self.module)
             faults: list[str] = []
             offered: set[str] = set()
             for group in by_layer(inputs):
                 faults += self._load(group)
                 offered.update(name for name, _ in group)
-            faults += missing_weights(self.model, offered)
+            faults += missing_weights(self.module, offered, packed_of(self.model), self.part)
             if faults:
-                abandon(self.model)
+                abandon(self.module)
             else:
-                finalize_layerwise_reload(self.model, self.vllm_config.model_config)
+                finalize_layerwise_reload(self.module, self.vllm_config.model_config)
         if faults:
             raise InvalidModelError(f"{len(faults)} weights do not fit the engine's model: " + "; ".join(faults))
 
@@ -104,15 +117,20 @@ def layer_of(name: str) -> str:
     return ""
 
 
-def missing_weights(model: nn.Module, offered: set[str]) -> list[str]:
-    """One sentence for each weight that a started reload still waits for."""
+def packed_of(model: nn.Module) -> dict[str, list[str]]:
+    """Names of a model's fused modules, each with its shards'."""
+    packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    return packed
+
+
+def missing_weights(model: nn.Module, offered: set[str], packed: dict[str, list[str]], prefix: str = "") -> list[str]:
+    """One sentence for each weight that a started reload still waits for. `prefix`: path of `model` in the whole."""
     from vllm.model_executor.layers.attention import Attention
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-    packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     tied = tied_storages(model)
     faults = []
-    for path, layer in model.named_modules():
+    for path, layer in model.named_modules(prefix=prefix):
         info = get_layerwise_info(layer)
         if isinstance(layer, Attention) or not info.can_load() or not dict(layer.named_parameters(recurse=False)):
             continue

@@ -7,13 +7,14 @@ reports itself prepared. Both records carry job UID, epoch and sync id; `parse_*
 
 Entries are wire tensors, named by the HF name plus the suffix of the format's part (`cast`), in wire order: by bucket, then
 offset. `slice` is None for a whole tensor, else [start, stop] per dimension of `shape`; pieces of one tensor may come from
-several senders and their digests add up (`digest`), so the seal has one digest per name.
+several senders and their digests add up (`digest`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -23,22 +24,25 @@ from fp8rl_workers.config import Record
 from fp8rl_workers.errors import InvalidInputError, StaleError
 from fp8rl_workers.protocol import EngineWire
 from fp8rl_workers.weights.bucket import ALIGNMENT, Layout, Part, plan_buckets
-from fp8rl_workers.weights.digest import total_digest
+from fp8rl_workers.weights.digest import joined
 
-WireDtype = Literal["float8_e4m3fn", "bfloat16", "float32", "uint8"]
+WireDtype = Literal["float8_e4m3fn", "bfloat16", "float32", "int32", "uint8"]
 
-ITEM_BYTES: dict[str, int] = {"float8_e4m3fn": 1, "uint8": 1, "bfloat16": 2, "float32": 4}
+ITEM_BYTES: dict[str, int] = {"float8_e4m3fn": 1, "uint8": 1, "bfloat16": 2, "float32": 4, "int32": 4}
+
+DIGITS = 16
 
 SCALE_SUFFIX: dict[EngineWire, str] = {"blockwise": "_scale_inv", "mxfp8": "_scale", "channel": "_scale"}
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight to be sent: HF name, shape, and whether the plan quantizes it (else it travels as BF16)."""
+    """A weight to be sent: HF name, shape, whether the plan quantizes it, and as what it travels where it does not."""
 
     name: str
     shape: tuple[int, ...]
     quantized: bool
+    dtype: Literal["bfloat16", "float32", "int32"] = "bfloat16"
 
 
 class TensorEntry(Record):
@@ -69,15 +73,58 @@ class SyncHeader(Record):
     version: int
 
 
-class Offer(SyncHeader):
-    """What will be sent: `buckets` holds the size of each in bytes, in the order of sending."""
+class WireLayout(Record):
+    """What every sync of an epoch brings: `buckets` holds the size of each in bytes, in the order of sending."""
+
+    buckets: list[int]
+    tensors: list[TensorEntry]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        faults = [fault for entry in self.tensors for fault in entry_faults(entry, self.buckets)]
+        faults += overlap_faults(self.tensors)
+        if faults:
+            more = f" (and {len(faults) - 5} more)" if len(faults) > 5 else ""
+            raise ValueError("; ".join(faults[:5]) + more)
+        return self
+
+
+class OfferHead(SyncHeader):
+    """An offer as it stands on the store; `layout`: digest of the layout's text, which was put there once."""
 
     attempt: int
     step: int
     wire: EngineWire
     scale_format: Literal["fp32", "pow2"]
-    buckets: list[int]
-    tensors: list[TensorEntry]
+    layout: str
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What will be sent: an offer's head and its layout."""
+
+    head: OfferHead
+    layout: WireLayout
+
+    @property
+    def version(self) -> int:
+        """The version that is offered."""
+        return self.head.version
+
+    @property
+    def wire(self) -> EngineWire:
+        """The format of quantized weights."""
+        return self.head.wire
+
+    @property
+    def buckets(self) -> list[int]:
+        """Size of each bucket in bytes."""
+        return self.layout.buckets
+
+    @property
+    def tensors(self) -> list[TensorEntry]:
+        """What travels, in order."""
+        return self.layout.tensors
 
     @property
     def wire_bytes(self) -> int:
@@ -91,36 +138,62 @@ class Offer(SyncHeader):
             found[entry.bucket].append(entry)
         return found
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        faults = [fault for entry in self.tensors for fault in entry_faults(entry, self.buckets)]
-        faults += overlap_faults(self.tensors)
-        if faults:
-            more = f" (and {len(faults) - 5} more)" if len(faults) > 5 else ""
-            raise ValueError("; ".join(faults[:5]) + more)
-        return self
+
+class LayoutReader:
+    """Layouts by digest, each fetched and parsed once. `fetch` gives the text of a digest (`Group.layout`)."""
+
+    def __init__(self, fetch: Callable[[str], str]) -> None:
+        self._fetch = fetch
+        self._known: dict[str, WireLayout] = {}
+
+    def __call__(self, digest: str) -> WireLayout:
+        """The layout of a digest.
+
+        Raises:
+            InvalidInputError: its text is another one's, or contradicts itself.
+        """
+        if digest not in self._known:
+            text = self._fetch(digest)
+            if layout_digest(text) != digest:
+                raise InvalidInputError(f"layout: the text under {digest} digests to {layout_digest(text)}")
+            try:
+                self._known[digest] = WireLayout.model_validate_json(text)
+            except ValidationError as error:
+                raise InvalidInputError(f"layout: {_first_fault(error)}") from error
+        return self._known[digest]
+
+
+def layout_digest(text: str) -> str:
+    """32 hexadecimal digits of a layout's JSON."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class Seal(SyncHeader):
-    """What was sent: the digest of each wire tensor (16 hexadecimal digits) and the total over (name, digest)."""
+    """What was sent: 16 hexadecimal digits for each tensor of the layout, in its order, and the total over layout and digests."""
 
-    digests: dict[str, str]
+    digests: str
     total: str
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        expected = total_digest(self.digests)
-        if self.total != expected:
-            raise ValueError(f"total: {self.total!r} is not the digest of the {len(self.digests)} pairs, {expected!r}")
-        return self
-
-    def differences(self, digests: dict[str, str]) -> list[str]:
-        """One sentence for each tensor of `digests` that is not as sealed; empty when all bytes are right."""
+    def differences(self, offer: Offer, digests: str) -> list[str]:
+        """One sentence for each tensor whose digest in `digests` is not as sealed; empty when all bytes are right."""
+        if digests == self.digests:
+            return []
+        pairs = zip(split(digests), split(self.digests), strict=True)
         return [
-            f"{name}: digest {value}, sealed {self.digests.get(name, 'not at all')}"
-            for name, value in sorted(digests.items())
-            if self.digests.get(name) != value
+            f"{entry.name}: digest {found}, sealed {sealed}"
+            for entry, (found, sealed) in zip(offer.tensors, pairs, strict=True)
+            if found != sealed
         ]
+
+
+def split(digests: str) -> list[str]:
+    """16 digits each."""
+    return [digests[at : at + DIGITS] for at in range(0, len(digests), DIGITS)]
+
+
+def total_of(layout: str, digests: str) -> str:
+    """32 hexadecimal digits that bind the digests to the tensors of a layout, so that two tensors cannot change places."""
+    return hashlib.blake2b(f"{layout}\n{digests}".encode(), digest_size=16).hexdigest()
 
 
 def entry_faults(entry: TensorEntry, buckets: Sequence[int]) -> list[str]:
@@ -165,7 +238,7 @@ def overlap_faults(entries: Sequence[TensorEntry]) -> list[str]:
 def wire_parts(weight: Weight, wire: EngineWire) -> list[tuple[str, tuple[int, ...], WireDtype]]:
     """Name, shape and dtype of each part of a weight on the wire, codes first (the table of `cast`)."""
     if not weight.quantized or wire == "bf16":
-        return [(weight.name, weight.shape, "bfloat16")]
+        return [(weight.name, weight.shape, weight.dtype)]
     *stack, rows, columns = weight.shape
     scale = weight.name + SCALE_SUFFIX[wire]
     codes: tuple[str, tuple[int, ...], WireDtype] = (weight.name, weight.shape, "float8_e4m3fn")
@@ -176,7 +249,7 @@ def wire_parts(weight: Weight, wire: EngineWire) -> list[tuple[str, tuple[int, .
     return [codes, (scale, (*stack, rows, 1), "bfloat16")]
 
 
-def plan_tensors(weights: Iterable[Weight], wire: EngineWire, bucket_bytes: int) -> tuple[list[TensorEntry], list[int]]:
+def plan_layout(weights: Iterable[Weight], wire: EngineWire, bucket_bytes: int) -> WireLayout:
     """Entries in wire order and the bucket sizes, for one sender that holds whole weights.
 
     Raises:
@@ -197,58 +270,65 @@ def plan_tensors(weights: Iterable[Weight], wire: EngineWire, bucket_bytes: int)
         )
         for (weight, name, shape, dtype), slot in zip(described, layout.slots, strict=True)
     ]
-    return entries, list(layout.buckets)
+    return WireLayout(buckets=list(layout.buckets), tensors=entries)
 
 
-def make_seal(offer: Offer, digests: dict[str, str]) -> Seal:
-    """The seal of an offer from its tensors' digests.
+def make_seal(offer: Offer, digests: Sequence[int]) -> Seal:
+    """The seal of an offer from the digests of its tensors, in their order.
 
     Raises:
-        ValueError: a tensor of the offer has no digest, or a digest no tensor.
+        ValueError: there are more or fewer digests than tensors.
     """
-    expected = {entry.name for entry in offer.tensors}
-    if expected != set(digests):
-        odd = sorted(expected ^ set(digests))
-        raise ValueError(f"digests: {len(odd)} names differ from the offer's, the first is {odd[0]}")
-    header = {name: getattr(offer, name) for name in SyncHeader.model_fields}
-    return Seal(**header, digests=digests, total=total_digest(digests))
+    if len(digests) != len(offer.tensors):
+        raise ValueError(f"digests: {len(digests)} for {len(offer.tensors)} tensors")
+    head, text = offer.head, joined(digests)
+    return Seal(
+        job_uid=head.job_uid,
+        epoch=head.epoch,
+        sync_id=head.sync_id,
+        version=head.version,
+        digests=text,
+        total=total_of(head.layout, text),
+    )
 
 
-def parse_offer(text: str | bytes, job_uid: str, epoch: int) -> Offer:
-    """Read an offer.
+def parse_offer(text: str | bytes, job_uid: str, epoch: int, layout_of: Callable[[str], WireLayout]) -> Offer:
+    """Read an offer; `layout_of` finds its layout (`LayoutReader`).
 
     Raises:
         InvalidInputError: no JSON, a field is unknown, missing or out of range, or the layout contradicts itself.
         StaleError: it belongs to another job or epoch.
     """
     try:
-        offer = Offer.model_validate_json(text)
+        head = OfferHead.model_validate_json(text)
     except ValidationError as error:
         raise InvalidInputError(f"offer: {_first_fault(error)}") from error
-    _refuse_foreign("offer", offer, job_uid, epoch)
-    return offer
+    _refuse_foreign("offer", head, job_uid, epoch)
+    return Offer(head, layout_of(head.layout))
 
 
 def parse_seal(text: str | bytes, offer: Offer) -> Seal:
     """Read the seal of `offer`.
 
     Raises:
-        InvalidInputError: no JSON, a wrong field, a wrong total, or other tensors than the offer's.
+        InvalidInputError: no JSON, a wrong field, a wrong total, or digests of more or fewer tensors than the offer's.
         StaleError: it belongs to another job, epoch, sync or version.
     """
     try:
         seal = Seal.model_validate_json(text)
     except ValidationError as error:
         raise InvalidInputError(f"seal: {_first_fault(error)}") from error
-    _refuse_foreign("seal", seal, offer.job_uid, offer.epoch)
-    if (seal.sync_id, seal.version) != (offer.sync_id, offer.version):
+    head = offer.head
+    _refuse_foreign("seal", seal, head.job_uid, head.epoch)
+    if (seal.sync_id, seal.version) != (head.sync_id, head.version):
         raise StaleError(
             f"seal: is of sync {seal.sync_id}, version {seal.version}; "
-            f"the offer is of sync {offer.sync_id}, version {offer.version}"
+            f"the offer is of sync {head.sync_id}, version {head.version}"
         )
-    odd = sorted(seal.digests.keys() ^ {entry.name for entry in offer.tensors})
-    if odd:
-        raise InvalidInputError(f"seal: {len(odd)} names differ from the offer's, the first is {odd[0]}")
+    if len(seal.digests) != DIGITS * len(offer.tensors):
+        raise InvalidInputError(f"seal: {len(seal.digests)} digits for {len(offer.tensors)} tensors of {DIGITS} each")
+    if seal.total != (expected := total_of(head.layout, seal.digests)):
+        raise InvalidInputError(f"seal: total {seal.total!r} is not that of its layout and digests, {expected!r}")
     return seal
 
 

@@ -1,19 +1,22 @@
 """The wire: how packed buckets of bytes travel from the trainer's rank 0 to every engine rank of an epoch.
 
-One implementation per transport, both ends in one file (`wire_gloo`). A wire belongs to one epoch and dies with it. All
-ranks move the same buckets in the same order, so an offer's list of buckets is the whole protocol. A transfer that fails
+One implementation per transport, both ends in one file (`wire_gloo`, `wire_ipc`). A wire belongs to one epoch and dies with it.
+All ranks move the same buckets in the same order, so an offer's list of buckets is the whole protocol. A transfer that fails
 (lost peer, time-out, abort) breaks the wire for good: the next transfer needs a new epoch.
+
+Over a *shared* wire nothing is moved: the receivers read the sender's own buckets, which the sender therefore writes only while
+no receiver reads them (`group.Group.release`, `wait_released`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from fp8rl_workers.errors import InvalidInputError, SyncError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 
@@ -29,8 +32,21 @@ class Wire(Protocol):
     broken: str
     """Why no more transfers are possible; empty while the wire works."""
 
+    shared: bool
+    """Whether the receivers' buckets are the sender's own memory."""
+
+    def buffers(self, sizes: Sequence[int]) -> list[Tensor]:
+        """Buckets of these sizes in bytes: uint8, one dimension, 256-byte aligned.
+
+        Of rank 0: where to stage; the same buckets whenever the sizes are the same. Of the others: where to receive, or over a
+        shared wire rank 0's buckets, once it has asked for them.
+
+        Raises:
+            WireError: the memory cannot be had, or rank 0's cannot be seen from here.
+        """
+
     def send(self, bucket: Tensor) -> None:
-        """Send `bucket` (uint8, one dimension, contiguous) to all other ranks. Rank 0 only.
+        """Send `bucket` (uint8, one dimension, contiguous) to all other ranks. Rank 0 only; nothing to do over a shared wire.
 
         Raises:
             WireError: a peer is lost or late, or the transfer was aborted.
@@ -56,17 +72,18 @@ class Wire(Protocol):
 
 
 def open_wire(
-    transport: str, store: Store, rank: int, world_size: int, *, address: str, timeout_seconds: float
+    transport: str, store: Store, rank: int, world_size: int, *, address: str, timeout_seconds: float, device: device
 ) -> Wire:
     """Connect this rank to all others of an epoch, over `store` (already prefixed with job and epoch).
 
     Args:
-        transport: Name of the transport; `gloo` is built.
+        transport: Name of the transport: `gloo` or `ipc`.
         store: Where the ranks find each other's addresses.
         rank: This rank; 0 sends.
         world_size: Number of ranks.
         address: The pod's own address to bind to.
         timeout_seconds: Deadline of the connect and of each transfer.
+        device: Where the weights are; gloo stages on the host all the same.
 
     Raises:
         InvalidInputError: the transport is not known.
@@ -76,4 +93,8 @@ def open_wire(
         from fp8rl_workers.weights.wire_gloo import GlooWire
 
         return GlooWire(store, rank, world_size, address, timeout_seconds)
-    raise InvalidInputError(f"weightSync.transport: {transport!r} is not built in this release; use gloo")
+    if transport == "ipc":
+        from fp8rl_workers.weights.wire_ipc import IpcWire
+
+        return IpcWire(store, rank, device, timeout_seconds)
+    raise InvalidInputError(f"weightSync.transport: {transport!r} is not built in this release; use gloo or ipc")

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from torch import Tensor, uint8
+from torch import Tensor, empty, uint8
 from torch.distributed import (  # type: ignore[attr-defined]
     BroadcastOptions,
     PrefixStore,
@@ -49,14 +49,25 @@ def first_line(error: Exception) -> str:
 
 
 class GlooWire:
-    """One rank's end of a Gloo wire (see `wire.Wire`)."""
+    """One rank's end of a Gloo wire (see `wire.Wire`). Buckets are in host memory."""
+
+    shared = False
 
     def __init__(self, store: Store, rank: int, world_size: int, address: str, timeout_seconds: float) -> None:
         self.broken = ""
         self._timeout_seconds = timeout_seconds
         self._wake = threading.Event()
         self._stop: Callable[[], str] = never
+        self._staging: list[Tensor] | None = [] if rank == 0 else None
         self._group: ProcessGroupGloo | None = open_group(store, rank, world_size, address, timeout_seconds)
+
+    def buffers(self, sizes: Sequence[int]) -> list[Tensor]:
+        """See `wire.Wire.buffers`. Receivers get new ones each time: what was received before may not be loaded yet."""
+        if self._staging is None:
+            return [empty(size, dtype=uint8) for size in sizes]
+        if [bucket.numel() for bucket in self._staging] != list(sizes):
+            self._staging = [empty(size, dtype=uint8) for size in sizes]
+        return self._staging
 
     def send(self, bucket: Tensor) -> None:
         """See `wire.Wire.send`."""

@@ -106,12 +106,12 @@ def sync_runs_on_the_devices(job: FP8RLJob) -> Iterator[Fault]:
     sync, trainer, inference = job.spec.weight_sync, job.spec.trainer, job.spec.inference
     without = {"trainer": trainer.gpus_per_replica, "inference": inference.gpus_per_replica}
     cpus = [f"{role}.gpusPerReplica" for role, gpus in without.items() if gpus == 0]
-    if sync.transport in ("nccl", "ipc") and cpus:
+    if sync.transport == "nccl" and cpus:
         yield Fault(
             "spec.weightSync.transport",
             sync.transport,
             f"moves memory of GPUs, and {' and '.join(cpus)} {'are' if len(cpus) > 1 else 'is'} 0",
-            "set transport: auto, or gloo",
+            "set transport: auto, gloo or ipc",
         )
     if sync.cast_backend in ("triton", "te") and trainer.gpus_per_replica == 0:
         yield Fault(
@@ -213,9 +213,9 @@ CHECKS = (
         cel=(
             Cel(
                 AT,
-                "!(self.weightSync.transport in ['nccl', 'ipc']) || (self.trainer.gpusPerReplica > 0 &&"
+                "self.weightSync.transport != 'nccl' || (self.trainer.gpusPerReplica > 0 &&"
                 " self.inference.gpusPerReplica > 0)",
-                "weightSync.transport: nccl and ipc move memory of GPUs, and a role has none; set transport: auto, or gloo",
+                "weightSync.transport: nccl moves memory of GPUs, and a role has none; set transport: auto, gloo or ipc",
             ),
             Cel(
                 AT,

@@ -21,13 +21,14 @@ from fp8rl_workers.weights.specs.plan import PrecisionPlan
 def engine_ignore(plan: PrecisionPlan, wire: EngineWire) -> list[str]:
     """Names that the engine must leave in BF16, sorted, in the words of `wire`'s quantization method."""
     routed = {spec.module: spec.fused for spec in plan.specs if spec.kind == "routed_expert"}
-    names = {name for name in plan.ignored if name not in routed}
+    spell = plan.model.engine_name
+    names = {spell(name) for name in plan.ignored if name not in routed}
     for alias, shards in plan.fused.items():
         if all(shard in plan.ignored for shard in shards):
             is_experts = shards[0] in routed
-            names.add(alias)
+            names.add(spell(alias))
             if is_experts and wire != "blockwise":
-                names.add(f"re:^{re.escape(alias)}\\..*$")
+                names.add(f"re:^{re.escape(spell(alias))}\\..*$")
     return sorted(names)
 
 

@@ -84,3 +84,26 @@ def floor_fault(specs: Sequence[TensorSpec], ranks: int, wire: EngineWire, floor
     if total_rows < floor.min_rows:
         return f"{wire} needs at least {floor.min_rows} rows, {specs[0].fused or specs[0].module} has {total_rows} on one rank"
     return ""
+
+
+TRAINER_MULTIPLES: dict[EngineWire, int] = {"blockwise": 16, "mxfp8": 32}
+"""What Transformer Engine asks of both dimensions of a local weight, whose gradient is a product over its rows."""
+
+
+def trainer_fault(module: str, specs: Sequence[TensorSpec], ranks: int, wire: EngineWire) -> str:
+    """Why the trainer cannot compute `specs`, one linear of its own, in FP8 on `ranks` tensor-parallel ranks; "" if it can.
+
+    Such a linear cannot be left in BF16 by itself: some of its rows are quantized in the engine.
+    """
+    multiple = TRAINER_MULTIPLES.get(wire, 1)
+    rows = sum(spec.shape[0] for spec in specs)
+    if rows % (multiple * ranks) == 0:
+        return ""
+    units, rest = divmod(rows, multiple)
+    whole = f"{rows} = {multiple} * {units}" + (f" + {rest}" if rest else "")
+    names = ", ".join(spec.module.rpartition(".")[2] for spec in specs)
+    return (
+        f"trainer.parallelism.tensor: {module} has {rows} rows ({names}), {wire} needs a multiple of {multiple} on each of "
+        f"{ranks} ranks: {whole}, {units} % {ranks} = {units % ranks}; choose a divisor of {units}, or leave it in BF16 whole "
+        f"(precision.ignoredLayers: {specs[0].fused.rpartition('.')[2]!r})"
+    )

@@ -13,18 +13,25 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from fp8rl_workers.errors import InvalidInputError
+from fp8rl_workers.errors import InvalidInputError, InvalidModelError
 from fp8rl_workers.protocol import EngineWire
 from fp8rl_workers.weights.offer import Weight
-from fp8rl_workers.weights.specs.family import TensorSpec
-from fp8rl_workers.weights.specs.floors import FLOORS, KernelFloor, floor_fault
+from fp8rl_workers.weights.specs.family import ModelFamily, TensorSpec, text_config
+from fp8rl_workers.weights.specs.floors import FLOORS, KernelFloor, floor_fault, trainer_fault
 from fp8rl_workers.weights.specs.patterns import compile_pattern
 from fp8rl_workers.weights.specs.registry import family_of
 
 Scope = Literal["linear", "ffn"]
 
-LINEAR_KINDS = frozenset({"attention", "dense_ffn", "routed_expert", "shared_expert", "router", "lm_head"})
-NEVER = {"router": "a router is never quantized", "lm_head": "lm_head is never quantized"}
+NEVER = {
+    "router": "a router is never quantized",
+    "shared_gate": "a shared expert's gate is never quantized",
+    "gdn_gate": "the gates of a delta net are never quantized",
+    "indexer": "the engine computes it in BF16",
+    "vision": "a vision tower stays BF16 whole",
+    "lm_head": "lm_head is never quantized",
+}
+LINEAR_KINDS = frozenset({"attention", "dense_ffn", "routed_expert", "shared_expert", *NEVER})
 FFN_KINDS = frozenset({"dense_ffn", "routed_expert"})
 LM_HEAD = "lm_head"
 
@@ -33,7 +40,7 @@ LM_HEAD = "lm_head"
 class PrecisionPlan:
     """The decision. `fused`: the engine's module name to its shards; `engine_modules`: what the engine holds in FP8."""
 
-    family: str
+    model: ModelFamily
     wire: EngineWire
     specs: tuple[TensorSpec, ...]
     quantized: tuple[str, ...]
@@ -41,16 +48,29 @@ class PrecisionPlan:
     fused: dict[str, tuple[str, ...]]
 
     @property
+    def family(self) -> str:
+        """The family's name."""
+        return self.model.name
+
+    @property
     def engine_modules(self) -> list[str]:
-        """Names of the engine's modules that must be in FP8 (fused names), sorted: what its audit compares."""
+        """The engine's names of its modules that must be in FP8 (fused ones once), sorted: what its audit compares."""
         quantized = set(self.quantized)
-        return sorted({spec.fused or spec.module for spec in self.specs if spec.module in quantized})
+        held = {s.fused or s.module for s in self.specs if s.module in quantized and s.kind in LINEAR_KINDS}
+        return sorted(self.model.engine_name(name) for name in held)
+
+    @property
+    def engine_shards(self) -> dict[str, tuple[str, ...]]:
+        """The engine's name of each module that is a linear, to the modules of the checkpoint that it holds."""
+        alone = {s.module: (s.module,) for s in self.specs if s.kind in LINEAR_KINDS and not s.fused}
+        return {self.model.engine_name(name): shards for name, shards in (alone | self.fused).items()}
 
     def weights(self) -> list[Weight]:
         """Every tensor that travels, in order, for `offer.plan_tensors`."""
         quantized = set(self.quantized)
         return [
-            Weight(s.name, s.shape, quantized=s.module in quantized and s.name.endswith(".weight")) for s in self.specs
+            Weight(s.name, s.shape, quantized=s.module in quantized and s.name.endswith(".weight"), dtype=s.dtype)
+            for s in self.specs
         ]
 
 
@@ -63,6 +83,7 @@ def plan_precision(
     first_last_layers_bf16: int = 0,
     tensor_parallel: int = 1,
     expert_parallel: int = 1,
+    trainer_tensor_parallel: int | None = None,
     floor: KernelFloor | None = None,
 ) -> PrecisionPlan:
     """Decide for each linear of the model.
@@ -75,20 +96,22 @@ def plan_precision(
         first_last_layers_bf16: decoder layers at each end that stay BF16.
         tensor_parallel: the engine's ranks per replica.
         expert_parallel: above 1, experts are whole on their rank.
+        trainer_tensor_parallel: ranks of a trainer that fuses linears of its own (Megatron); None: it fuses none.
         floor: what the kernels ask; None takes the wire's own.
 
     Raises:
-        InvalidModelError: unknown family, a missing dimension, or a dimension that the ranks cannot share.
+        InvalidModelError: unknown family, a missing dimension, a dimension that the ranks cannot share, or a linear that the
+            trainer computes in one product with others and that no FP8 kernel takes (`trainer_fault`).
         InvalidInputError: a pattern means no layer, or only some shards of a fused one.
     """
     family = family_of(config)
     specs = tuple(family.tensors(config))
-    linears = [spec for spec in specs if spec.kind in LINEAR_KINDS]
+    linears = [spec for spec in specs if spec.kind in LINEAR_KINDS and spec.name.endswith(".weight")]
     fused = _fused(linears)
     named = _match_patterns(linears, fused, ignored_patterns)
     ignored: dict[str, str] = {}
     if wire != "bf16":
-        layers = config.get("num_hidden_layers", 0)
+        layers = text_config(config).get("num_hidden_layers", 0)
         reasons = {spec.module: _reason(spec, named, scope, first_last_layers_bf16, layers) for spec in linears}
         ignored = {LM_HEAD: NEVER["lm_head"] + " (it is tied to the embedding)"}
         ignored |= {module: reason for module, reason in reasons.items() if reason}
@@ -98,7 +121,23 @@ def plan_precision(
             for module in fused.get(members[0].fused, (members[0].module,)) if fault else ():
                 ignored.setdefault(module, fault)
     quantized = sorted(s.module for s in linears if wire != "bf16" and s.module not in ignored)
-    return PrecisionPlan(family.name, wire, specs, tuple(quantized), dict(sorted(ignored.items())), fused)
+    if trainer_tensor_parallel is not None:
+        _refuse_trainer_faults(linears, quantized, trainer_tensor_parallel, wire)
+    return PrecisionPlan(family, wire, specs, tuple(quantized), dict(sorted(ignored.items())), fused)
+
+
+def _refuse_trainer_faults(
+    linears: Sequence[TensorSpec], quantized: Sequence[str], ranks: int, wire: EngineWire
+) -> None:
+    groups: dict[str, list[TensorSpec]] = {}
+    for spec in linears:
+        if spec.trainer_fused:
+            groups.setdefault(spec.trainer_fused, []).append(spec)
+    names = set(quantized)
+    for module, members in groups.items():
+        fault = trainer_fault(module, members, ranks, wire) if any(s.module in names for s in members) else ""
+        if fault:
+            raise InvalidModelError(fault)
 
 
 def _fused(linears: Sequence[TensorSpec]) -> dict[str, tuple[str, ...]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fp8rl_workers.weights.specs.family import ModelFamily, TensorSpec, decoder, feed_forward, need
+from fp8rl_workers.weights.specs.family import ModelFamily, TensorSpec, decoder, feed_forward, need, routed_experts
 from fp8rl_workers.weights.specs.qwen3 import attention_with_norms
 
 
@@ -26,12 +26,8 @@ def is_sparse(config: Mapping[str, Any], layer: int) -> bool:
 
 def experts(prefix: str, layer: int, config: Mapping[str, Any]) -> list[TensorSpec]:
     """The router and every expert's three projections."""
-    hidden, inner, count = need(config, "hidden_size"), need(config, "moe_intermediate_size"), num_experts(config)
-    found = [TensorSpec(f"{prefix}.gate.weight", (count, hidden), "router", layer)]
-    for expert in range(count):
-        one = f"{prefix}.experts.{expert}"
-        found += feed_forward(one, layer, hidden, inner, "routed_expert", fused=f"{prefix}.experts")
-    return found
+    hidden, inner = need(config, "hidden_size"), need(config, "moe_intermediate_size")
+    return routed_experts(prefix, layer, hidden, inner, num_experts(config))
 
 
 def tensors(config: Mapping[str, Any]) -> list[TensorSpec]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fp8rl_workers.weights.load_layout import LearnError, learn, storages_of
+from fp8rl_workers.weights.load_learn import LearnError, learn, storages_of
 
 
 class Fused(nn.Module):

@@ -1,0 +1,1 @@
+"""Parts of `bench_weight_sync.py`; `tests/gpu` drives real engines with them too."""
