@@ -49,9 +49,7 @@ class Sender:
         module = ipc_module()
         largest = max(tensor.nbytes for tensor in self.weights.held.values())
         size = max(module.DEFAULT_PACKED_BUFFER_SIZE_BYTES, largest)
-        args = module.IPCTrainerSendWeightsArgs(
-            send_mode=self.hand_over, packed=packed, packed_buffer_size_bytes=size
-        )
+        args = module.IPCTrainerSendWeightsArgs(send_mode=self.hand_over, packed=packed, packed_buffer_size_bytes=size)
         module.IPCWeightTransferEngine.trainer_send_weights(self.checkpoint(AT_ONCE_BYTES[packed]), args)
         return self.casting
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from fp8rl_workers.protocol import Epoch, SyncReport, SyncRequest
 from fp8rl_workers.trainer.publish import Publisher, WireFormat
 from fp8rl_workers.weights.group import Group, StoreHost, join_group
+from fp8rl_workers.weights.offer import stacked
 from weight_sync.memory import Memory, memory
 from weight_sync.models import CONFIGS, Precision, Weights, resolve
 from weight_sync.spans import TRAINER_CALLS, Recorder, Span, TimedLock
@@ -58,7 +59,7 @@ class Source:
 
     def sources(self) -> Iterator[tuple[str, Tensor]]:
         """HF name (or a stack's) and weight, in the plan's order."""
-        for weight in self.held.plan.weights():
+        for weight in stacked(self.held.plan.weights()):
             yield weight.name, self.held.tensor(weight.name)
 
     def rounding(self) -> None:
@@ -82,7 +83,7 @@ class Trainer:
         self.form_ = WireFormat(
             form=self.resolved.wire,
             scale_format=self.resolved.scale_format,
-            weights=list(plan.weights()),
+            weights=stacked(plan.weights()),
             bucket_bytes=setup.bucket_bytes,
         )
         self.host = StoreHost(setup.address, 0)

@@ -17,6 +17,7 @@ from fp8rl_workers.trainer.model import load_module
 from fp8rl_workers.trainer.model_files import check_folder, tokenizer_digest
 from fp8rl_workers.trainer.precision import Device, plan_for, resolve_precision
 from fp8rl_workers.trainer.publish import WireFormat
+from fp8rl_workers.weights.offer import stacked
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def wire_format(config: TrainerConfig, facts: Facts) -> WireFormat:
     form = "bf16" if facts.resolved.quantize_at == "engine" else facts.resolved.wire
     plan = plan_for(config, facts.model, form)
     sync = config.weight_sync
-    return WireFormat(form, facts.resolved.scale_format, plan.weights(), sync.bucket_bytes, sync.cast_backend)
+    return WireFormat(form, facts.resolved.scale_format, stacked(plan.weights()), sync.bucket_bytes, sync.cast_backend)
 
 
 def open_checkpoints(config: TrainerConfig, pod: PodEnvironment) -> CheckpointStore:

@@ -26,6 +26,7 @@ from torch import Tensor
 from fp8rl_workers.errors import InvalidModelError, WorkerError
 from fp8rl_workers.protocol import EngineWire, MemberReport, SyncReport, SyncRequest
 from fp8rl_workers.weights.cast import Rounding
+from fp8rl_workers.weights.digest import of_stack
 from fp8rl_workers.weights.group import Group
 from fp8rl_workers.weights.kernels import Backend, CastItem, CastPlan, cast_plan
 from fp8rl_workers.weights.offer import (
@@ -36,6 +37,7 @@ from fp8rl_workers.weights.offer import (
     WireLayout,
     layout_digest,
     make_seal,
+    members_of,
     plan_layout,
 )
 from fp8rl_workers.weights.wire import WireError
@@ -203,7 +205,8 @@ class Staging:
             if [tensor.data_ptr() for _, tensor in sources] != self._addresses:
                 self._plan, self._addresses = self._planned(sources)
                 self._plan.run(source.rounding())
-            return self._plan.finish()
+            found = self._plan.finish()
+        return [of_stack([found[at] for at in places], size) for places, size in self._places]
 
     def outgoing(self) -> Iterator[Tensor]:
         """The wire's buckets, each with what was staged for it."""
@@ -218,15 +221,18 @@ class Staging:
         for entry in self._layout.tensors:
             parts.setdefault(entry.weight, []).append(entry)
         quantized = {weight.name: weight.quantized for weight in self._form.weights}
-        items = [
-            CastItem(
-                (name,),
-                tensor,
-                self._form.form if quantized[name] else "bf16",
-                tuple(place(entry, self._buckets) for entry in parts[name]),
-            )
-            for name, tensor in by_layout(sources, parts)
-        ]
+        items: list[CastItem] = []
+        self._places: list[tuple[list[int], int]] = []
+        first = 0
+        for weight, tensors in sources_of(dict(sources), self._layout).items():
+            form: EngineWire = self._form.form if quantized[weight] else "bf16"
+            outputs = tuple(place(entry, self._buckets) for entry in parts[weight])
+            items += items_of(weight, tensors, form, outputs)
+            last, step = first + len(outputs) * len(tensors), len(outputs)
+            self._places += [
+                (list(range(first + i, last, step)), out.nbytes // len(tensors)) for i, out in enumerate(outputs)
+            ]
+            first = last
         plan = cast_plan(items, self._form.scale_format, self._form.cast_backend)
         return plan, [tensor.data_ptr() for _, tensor in sources]
 
@@ -241,17 +247,35 @@ class Staging:
             yield
 
 
-def by_layout(sources: list[tuple[str, Tensor]], parts: Mapping[str, object]) -> list[tuple[str, Tensor]]:
-    """Sources in the order of the layout's weights.
+def sources_of(held: Mapping[str, Tensor], layout: WireLayout) -> dict[str, list[Tensor]]:
+    """For each weight of the layout what the trainer holds of it: itself, or the members of a stack one by one.
 
     Raises:
-        InvalidModelError: there are others than the layout has.
+        InvalidModelError: the trainer holds others than the layout has.
     """
-    held = dict(sources)
-    if held.keys() != parts.keys():
-        odd = sorted(held.keys() ^ parts.keys())
+    found: dict[str, list[Tensor]] = {}
+    used: set[str] = set()
+    for entry in layout.tensors:
+        names = [entry.weight] if entry.weight in held else members_of(entry.weight, entry.shape)
+        found[entry.weight] = [held[name] for name in names if name in held]
+        used.update(names)
+    odd = sorted(used ^ held.keys())
+    if odd:
         raise InvalidModelError(f"the trainer's weights are not the layout's: {len(odd)} differ, the first is {odd[0]}")
-    return [(name, held[name]) for name in parts]
+    return found
+
+
+def items_of(weight: str, tensors: list[Tensor], form: EngineWire, outputs: tuple[Tensor, ...]) -> list[CastItem]:
+    """Casts of one weight of the layout: of a stack in one, or member by member."""
+    if "*" not in weight:
+        return [CastItem((weight,), tensors[0], form, outputs)]
+    names = members_of(weight, outputs[0].shape)
+    if len(tensors) == 1:
+        return [CastItem(tuple(names), tensors[0], form, outputs)]
+    return [
+        CastItem((name,), tensor, form, tuple(out[e] for out in outputs))
+        for e, (name, tensor) in enumerate(zip(names, tensors, strict=True))
+    ]
 
 
 def place(entry: TensorEntry, buckets: Sequence[Tensor]) -> Tensor:

@@ -204,6 +204,12 @@ def to_hex(value: int) -> str:
     return f"{value & MASK64:016x}"
 
 
+def of_stack(digests: Sequence[int], nbytes: int) -> int:
+    """Digest of members that stand one after the other, each `nbytes` long (whole words), from theirs."""
+    assert nbytes % WORD == 0 or len(digests) == 1, nbytes
+    return sum(value * pow(BASE, e * nbytes // WORD, 1 << 64) for e, value in enumerate(digests)) & MASK64
+
+
 def joined(values: Sequence[int]) -> str:
     """16 hexadecimal digits for each digest."""
     return np.array(values, dtype=">u8").tobytes().hex()

@@ -12,7 +12,7 @@ from fp8rl_workers.errors import DigestError
 from fp8rl_workers.weights.cast import dequantize
 from fp8rl_workers.weights.digest import joined
 from fp8rl_workers.weights.kernels import DigestPlan, digest_plan, whole
-from fp8rl_workers.weights.offer import Offer, Seal, TensorEntry
+from fp8rl_workers.weights.offer import Offer, Seal, TensorEntry, members_of
 
 Hold = Literal["codes", "bf16"]
 """What the engine holds of a quantized weight: the wire's codes and scales, or the BF16 values that they stand for."""
@@ -43,15 +43,16 @@ class Staging:
         return data.view(getattr(torch, entry.dtype)).reshape(entry.local_shape)
 
     def inputs(self) -> Iterator[tuple[str, Tensor]]:
-        """What the engine's loader takes, in wire order: wire tensors, or quantized weights as BF16."""
+        """What the engine's loader takes, in wire order, by HF name: wire tensors (stacks one by one), or quantized weights as BF16."""
         parts: dict[str, dict[str, Tensor]] = {}
         for entry in self.offer.tensors:
             parts.setdefault(entry.weight, {})[entry.name.removeprefix(entry.weight)] = self.tensor(entry)
         for weight, tensors in parts.items():
-            if self.hold == "codes" or len(tensors) == 1:
-                yield from ((weight + suffix, tensor) for suffix, tensor in tensors.items())
-            else:
-                yield weight, dequantize(tensors, self.offer.wire)
+            values = tensors
+            if self.hold == "bf16" and len(tensors) > 1:
+                values = {"": dequantize(tensors, self.offer.wire)}
+            for e, name in enumerate(members_of(weight, tensors[""].shape)):
+                yield from ((name + suffix, t[e] if "*" in weight else t) for suffix, t in values.items())
 
 
 class Checker:

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -31,6 +32,7 @@ WireDtype = Literal["float8_e4m3fn", "bfloat16", "float32", "int32", "uint8"]
 ITEM_BYTES: dict[str, int] = {"float8_e4m3fn": 1, "uint8": 1, "bfloat16": 2, "float32": 4, "int32": 4}
 
 DIGITS = 16
+EXPERT = re.compile(r"\.experts\.\d+\.")
 
 SCALE_SUFFIX: dict[EngineWire, str] = {"blockwise": "_scale_inv", "mxfp8": "_scale", "channel": "_scale"}
 
@@ -233,6 +235,31 @@ def overlap_faults(entries: Sequence[TensorEntry]) -> list[str]:
             )
         last = (entry.bucket, entry.offset + entry.nbytes, entry.name)
     return faults
+
+
+def stacked(weights: Iterable[Weight]) -> list[Weight]:
+    """Weights with the experts of a projection as one stack each: `experts.*.up_proj.weight` `[E, N, K]`, where the first one stood.
+
+    Experts that differ in shape or precision stay apart.
+    """
+    groups: dict[str, list[Weight]] = {}
+    for weight in weights:
+        groups.setdefault(EXPERT.sub(".experts.*.", weight.name), []).append(weight)
+    found: list[Weight] = []
+    for name, group in groups.items():
+        first = group[0]
+        names = [name.replace("*", str(e)) for e in range(len(group))]
+        alike = all(replace(weight, name="") == replace(first, name="") for weight in group)
+        if len(group) > 1 and alike and [weight.name for weight in group] == names:
+            found.append(replace(first, name=name, shape=(len(group), *first.shape)))
+        else:
+            found += group
+    return found
+
+
+def members_of(name: str, shape: Sequence[int]) -> list[str]:
+    """HF names of a wire tensor: its own, or one for each member of a stack of this shape."""
+    return [name.replace("*", str(e)) for e in range(shape[0])] if "*" in name else [name]
 
 
 def wire_parts(weight: Weight, wire: EngineWire) -> list[tuple[str, tuple[int, ...], WireDtype]]:
