@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 from fp8rl_workers.errors import InvalidModelError
-from fp8rl_workers.weights.gather import Source, gather, plan_sources
+from fp8rl_workers.weights.gather import Source, gather, held, plan_sources, stack_sources
 from fp8rl_workers.weights.specs import expected_tensors
 
 SHAPE = {
@@ -74,6 +74,37 @@ def test_experts_are_views_of_their_stack():
     assert sources[f"{stack}.2.gate_proj.weight"] == Source(f"{stack}.gate_up_proj", (2, slice(0, 16)))
     assert sources[f"{stack}.2.up_proj.weight"] == Source(f"{stack}.gate_up_proj", (2, slice(16, 32)))
     assert sources[f"{stack}.0.down_proj.weight"] == Source(f"{stack}.down_proj", (0,))
+
+
+def test_stacked_experts_come_as_one_strided_view_per_projection_whose_members_are_the_experts():
+    module = model(Qwen3MoeConfig, **MOE)
+    parameters = dict(module.named_parameters())
+    sources = plan_sources({name: p.shape for name, p in parameters.items()}, config_of(module))
+    stacks, apart = dict(held(parameters, stack_sources(sources))), dict(held(parameters, sources))
+    layer = "model.layers.1.mlp.experts"
+    assert {name: tuple(t.shape) for name, t in stacks.items() if "experts" in name} == {
+        f"{layer}.*.gate_proj.weight": (3, 16, 32),
+        f"{layer}.*.up_proj.weight": (3, 16, 32),
+        f"{layer}.*.down_proj.weight": (3, 32, 16),
+    }
+    members = {name.replace("*", str(e)): t[e] for name, t in stacks.items() if "*" in name for e in range(3)}
+    members |= {name: t for name, t in stacks.items() if "*" not in name}
+    assert members.keys() == apart.keys()
+    assert all(members[name].data_ptr() == apart[name].data_ptr() for name in apart)
+    assert all(torch.equal(members[name], apart[name]) for name in apart)
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {f"m.experts.{e}.up_proj.weight": Source(f"m.experts.{e}.up_proj.weight") for e in range(2)},
+        {"m.experts.0.up_proj.weight": Source("m.experts.gate_up_proj", (0, slice(4, 8)))},
+        {f"m.experts.{e}.down_proj.weight": Source("m.experts.down_proj", (1 - e,)) for e in range(2)},
+    ],
+    ids=["a parameter each", "a lone expert", "experts in another order"],
+)
+def test_experts_that_are_no_stack_stay_apart(sources):
+    assert stack_sources(sources) == sources
 
 
 def test_fp32_masters_come_as_the_bf16_weight_that_the_trainer_computes_with():

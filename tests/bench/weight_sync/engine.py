@@ -15,7 +15,7 @@ import torch
 
 from fp8rl_workers.config import EngineConfig, PodEnvironment, PrecisionConfig, WeightSyncConfig
 from fp8rl_workers.inference import launch
-from fp8rl_workers.inference.main import installed_engine
+from fp8rl_workers.inference.main import installed_engine, write_resolved
 from fp8rl_workers.inference.plugin import register
 from fp8rl_workers.protocol import CommitReport, Decision, Epoch
 from weight_sync.models import CONFIGS, CONTEXT_TOKENS, Precision, resolve
@@ -90,6 +90,7 @@ def prepare_process(setup: EngineSetup) -> tuple[EngineConfig, Any]:
     }
     resolved, _ = resolve(config, setup.precision)
     engine = installed_engine()
+    write_resolved(PodEnvironment.read(), resolved)
     base = {**SETTINGS, **os.environ}
     os.environ |= launch.environment(base, job, PodEnvironment.read(), resolved, engine, caches={})
     return job, launch.quantization(job, resolved, config, on_cpu=engine.on_cpu)

@@ -7,6 +7,7 @@ import functools
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -22,14 +23,12 @@ from fp8rl_workers.config import EngineConfig, PodEnvironment
 from fp8rl_workers.inference.agent import Agent
 from fp8rl_workers.inference.audit import audit, hf_layers, quantized_modules
 from fp8rl_workers.inference.kv_scales import restore_kv_scales
-from fp8rl_workers.inference.launch import holds_bf16, plan_of, read_model
+from fp8rl_workers.inference.launch import RESOLVED_VARIABLE, holds_bf16, plan_of, read_model
 from fp8rl_workers.protocol import ResolvedPrecision
 from fp8rl_workers.weights.load import Loader
 from fp8rl_workers.weights.load_reload import VllmReload
 
 PR_SET_PDEATHSIG = 1
-RESOLVED_VARIABLE = "FP8RL_RESOLVED"
-"""Environment variable with the `ResolvedPrecision` that this engine was booted with, as JSON."""
 
 
 class Fp8rlTransferEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransferUpdateInfo]):  # type: ignore[misc]
@@ -44,7 +43,7 @@ class Fp8rlTransferEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTra
         die_with_api_server()
         pod = PodEnvironment.read()
         job = EngineConfig.load(pod.config)
-        resolved = ResolvedPrecision.model_validate_json(os.environ[RESOLVED_VARIABLE])
+        resolved = ResolvedPrecision.model_validate_json(Path(os.environ[RESOLVED_VARIABLE]).read_bytes())
         as_bf16 = holds_bf16(resolved, on_cpu=bool(current_platform.is_cpu()))
         restore_kv_scales(model)
         fused = plan_of(job, resolved, read_model(job.model_path)).engine_shards

@@ -20,6 +20,8 @@ from fp8rl_workers.weights.specs.registry import family_of
 
 SERVED_MODEL = "policy"
 """Name of the policy on vLLM's OpenAI routes; `/inference/v1/generate` needs none."""
+RESOLVED_VARIABLE = "FP8RL_RESOLVED"
+"""Environment variable with the path of the `ResolvedPrecision` that this engine was booted with."""
 OLDEST_RELEASE = (0, 26)
 CPU_BLOCK_TOKENS = 128
 MIN_KV_BYTES = 64 << 20
@@ -219,6 +221,11 @@ def arguments(
     return flags({name: value for name, value in chosen.items() if name not in user}) + flags(job.engine_args)
 
 
+def resolved_file(pod: PodEnvironment) -> Path:
+    """Where an engine's own processes find the resolved precision: a MoE's list of layers is too long for a variable."""
+    return pod.state_dir / f"resolved-{pod.pod_name}.json"
+
+
 def environment(
     base: Mapping[str, str],
     job: EngineConfig,
@@ -233,7 +240,7 @@ def environment(
     plugins = dict.fromkeys([*filter(None, base.get("VLLM_PLUGINS", "").split(",")), "fp8rl"])
     owned_values = {
         RELEASE: engine.release,
-        "FP8RL_RESOLVED": resolved.model_dump_json(),
+        RESOLVED_VARIABLE: str(resolved_file(pod)),
         "VLLM_PLUGINS": ",".join(plugins),
         "VLLM_HOST_IP": pod.pod_ip,
         "NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "0" if pow2 else "1",

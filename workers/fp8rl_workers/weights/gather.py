@@ -81,12 +81,34 @@ def _shape_at(shape: Sequence[int], index: tuple[int | slice, ...]) -> tuple[int
     return (*kept, *shape[len(index) :])
 
 
+def stack_sources(sources: Mapping[str, Source]) -> dict[str, Source]:
+    """Sources by wire name: all experts of a projection that stand in one parameter as one stack, `experts.*.up_proj.weight`
+    `[E, N, K]`, where the first one stood; experts with a parameter each, and a lone one, stay apart.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in sources:
+        match = _EXPERT.fullmatch(name)
+        groups.setdefault(f"{match['stack']}.*.{match['which']}_proj.weight" if match else name, []).append(name)
+    found: dict[str, Source] = {}
+    for wire, names in groups.items():
+        apart = {name: sources[name] for name in names}
+        first, count = sources[names[0]], len(names)
+        rest = first.index[1:]
+        if count > 1 and apart == {
+            wire.replace("*", str(e)): Source(first.parameter, (e, *rest)) for e in range(count)
+        }:
+            found[wire] = Source(first.parameter, (slice(0, count), *rest))
+        else:
+            found |= apart
+    return found
+
+
 def held(parameters: Mapping[str, torch.Tensor], sources: Mapping[str, Source]) -> Iterator[tuple[str, torch.Tensor]]:
-    """HF name and weight of each tensor where it stands, a view of its parameter, in the order of `sources`.
+    """Name and weight of each tensor where it stands, a view of its parameter, in the order of `sources`.
 
     Args:
         parameters: BF16 parameters, or their fp32 masters.
-        sources: where each tensor stands (`plan_sources`).
+        sources: where each tensor stands (`plan_sources`), or each wire tensor (`stack_sources`).
     """
     for name, source in sources.items():
         whole = parameters[source.parameter].detach()
