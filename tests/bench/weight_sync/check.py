@@ -80,6 +80,8 @@ def as_bf16(inputs: Any, wire: Any) -> Any:
 def compare(engine: Engine, version: int) -> dict[str, Any]:
     """Parameters and greedy answers as they are, against those after the reference's load."""
     ours, answers = checksums(engine.model), engine.greedy()
+    engine.llm.reset_prefix_cache()
+    repeated = engine.greedy()
     load_reference(engine, version)
     engine.llm.reset_prefix_cache()
     theirs, again = checksums(engine.model), engine.greedy()
@@ -88,6 +90,7 @@ def compare(engine: Engine, version: int) -> dict[str, Any]:
         "parameters": len(ours),
         "parameters_equal": not differ,
         "parameters_that_differ": differ[:10],
+        "generations_repeat": answers == repeated,
         "generations_equal": answers == again,
         "different_tokens": len({token for tokens, _ in answers for token in tokens}),
     }

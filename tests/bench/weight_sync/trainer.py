@@ -54,13 +54,14 @@ class Source:
 
     def __init__(self, weights: Weights) -> None:
         self.held = weights
+        self.names = [weight.name for weight in stacked(weights.plan.weights())]
         self.weights_lock: Any = TimedLock()
         self.step = 0
 
     def sources(self) -> Iterator[tuple[str, Tensor]]:
         """HF name (or a stack's) and weight, in the plan's order."""
-        for weight in stacked(self.held.plan.weights()):
-            yield weight.name, self.held.tensor(weight.name)
+        for name in self.names:
+            yield name, self.held.tensor(name)
 
     def rounding(self) -> None:
         """To the nearest."""
