@@ -14,6 +14,9 @@ from fp8rl_workers.errors import InvalidModelError
 from fp8rl_workers.weights.load_layout import Inputs
 from fp8rl_workers.weights.load_learn import Reload
 
+KERNEL_FIELDS = ("moe_quant_config", "moe_kernel")
+"""What vLLM's methods of experts hold of the parameters, or of what these were at the last reload."""
+
 
 class VllmReload:
     """Loads a set of weights through vLLM's layerwise reload: parameters keep their storage."""
@@ -43,7 +46,7 @@ class VllmReload:
         """
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-        with self._context():
+        with self._context(), kernels_kept(self.module):
             initialize_layerwise_reload(self.module)
             faults: list[str] = []
             offered: set[str] = set()
@@ -75,6 +78,25 @@ class VllmReload:
 
         with torch.no_grad(), set_current_vllm_config(self.vllm_config), self.device:
             yield
+
+
+@contextlib.contextmanager
+def kernels_kept(model: nn.Module) -> Iterator[None]:
+    """Within it a reload may make new kernels of experts; afterwards the old ones are back.
+
+    A reload processes weights in memory of its own and copies the result to the parameters. vLLM's kernels of experts keep the scales
+    that they were made with, so those of a reload would go on with that memory's values, whatever is later written to the parameters.
+    """
+    held = [
+        (method, {name: vars(method)[name] for name in KERNEL_FIELDS if vars(method).get(name) is not None})
+        for module in model.modules()
+        if (method := getattr(module, "quant_method", None)) is not None
+    ]
+    try:
+        yield
+    finally:
+        for method, fields in held:
+            vars(method).update(fields)
 
 
 def abandon(model: nn.Module) -> None:
