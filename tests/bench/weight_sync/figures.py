@@ -68,7 +68,9 @@ def judged(model: str, device: str, result: dict[str, Any]) -> list[str]:
     """What misses its limit; limits of speed and memory count on a card only."""
     faults = [f"{model}: {name} is {result.get(name)}" for name in ALWAYS_TRUE if result.get(name) is not True]
     if result.get("generations_equal") is not True and result.get("generations_repeat", True):
-        faults.append(f"{model}: generations_equal is {result.get('generations_equal')}, and the engine repeats its own")
+        faults.append(
+            f"{model}: generations_equal is {result.get('generations_equal')}, and the engine repeats its own"
+        )
     faults += [f"{model}: {stage} failed: {why.strip().splitlines()[-1]}" for stage, why in result["failed"].items()]
     if device == "cpu":
         return faults
