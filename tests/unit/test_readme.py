@@ -35,6 +35,26 @@ def result(name):
     return json.loads((ROOT / f"tests/bench/results/{name}.json").read_text())
 
 
+def sync_figures(models):
+    dense, experts = models["dense_8b"], models["moe_30b_a3b"]
+    return [
+        f"| 8B weights on one H200, offer to visible | {dense['seconds'] * 1e3:.1f} ms |",
+        f"| vLLM's own `ipc` transfer over that, same run | {dense['times_faster_than_vllm_ipc']:.0f} |",
+        f"| the 8B engine stands still, 64 sequences running | {dense['engine_stop_seconds'] * 1e3:.1f} ms |",
+        f"| the 8B trainer stands still | {dense['trainer_stop_seconds'] * 1e3:.1f} ms |",
+        f"| casts; commit; each over a copy's bandwidth | {dense['cast_of_copy']:.2f}; {dense['commit_of_copy']:.2f} |",
+        f"| 30B-A3B weights on one H200, offer to visible | {experts['seconds'] * 1e3:.0f} ms |",
+    ]
+
+
+def operator_figures(found):
+    ratio = found["seconds_to_children"] / found["bare_apply_seconds"]
+    return [
+        f"| {found['jobs']:,} jobs at once: seconds to all children, over a bare script's | {found['seconds_to_children']:.0f}; {ratio:.2f} |",
+        f"| p99 of a pass; memory of the operator then | {found['pass_p99_seconds']:.2f} s; {found['rss_mib']:.0f} MiB |",
+    ]
+
+
 def expected_figures():
     """The rows of README's table of figures, from the committed results."""
     study, mismatch, overhead = result("reverse_text"), result("mismatch"), result("overhead")
@@ -54,6 +74,8 @@ def expected_figures():
             f"| the same manifest on one H200, shared by all | {card['reward_first']:.2f} to {card['reward_last']:.2f}"
             f" in {card['wall_seconds']:.0f} s |"
         ),
+        *sync_figures(result("weight_sync_ipc")["models"]),
+        *operator_figures(result("operator")),
         f"| memory of `fp8rl run` and orchestrator, without vLLM and trainer | {overhead['memory']['running']['pss_mb']:.0f} MB (PSS) |",
     ]
 
