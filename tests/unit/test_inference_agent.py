@@ -311,6 +311,7 @@ def test_ranks_that_differ_have_nothing_prepared_together():
         "load_path": "plan",
         "load_fallback": {},
         "num_quantized": 0,
+        "place": "cpu/boot/net",
         "audit": "",
         "message": "",
     }
@@ -323,3 +324,5 @@ def test_ranks_that_differ_have_nothing_prepared_together():
     assert merge_states([rank, rank | {"epoch": None}])["epoch"] is None
     assert merge_states([rank | {"epoch": None}, rank])["epoch"] is None
     assert merge_states([rank, rank | {"audit": "1 layer"}])["audit_passed"] is False
+    assert merge_states([rank, rank])["place"] == "cpu/boot/net"
+    assert merge_states([rank, rank | {"place": "cuda:GPU-1/boot/net"}])["place"] == ""

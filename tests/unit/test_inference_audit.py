@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fp8rl_workers.inference.audit import audit, hf_layers, quantized_modules
-from fp8rl_workers.inference.kv_scales import restore_kv_scales
+from fp8rl_workers.inference.kv_scales import restore_after_wake, restore_kv_scales
 
 
 def linear(dtype):
@@ -43,3 +43,36 @@ def test_kv_scales_are_one_in_tensors_float_mirrors_and_cpu_copies():
         assert float(getattr(attention, f"_{kind}_scale")) == 1.0
         assert getattr(attention, f"_{kind}_scale_float") == 1.0
     assert float(attention._k_scale_cpu) == float(attention._v_scale_cpu) == 1.0
+
+
+def slept_worker():
+    """A class as vLLM's worker, whose sleep leaves zeros."""
+
+    class Worker:
+        def __init__(self):
+            self.model = nn.Module()
+            self.model.register_buffer("_q_scale", torch.zeros(()))
+            self.awake = []
+
+        def get_model(self):
+            return self.model
+
+        def wake_up(self, tags=None):
+            self.awake.append(tags)
+
+    return Worker
+
+
+def test_a_worker_that_wakes_has_its_scales_again():
+    kind = slept_worker()
+    restore_after_wake(kind)
+    restore_after_wake(kind)
+    worker = kind()
+    worker.wake_up(["kv_cache"])
+    assert worker.model._q_scale.item() == 0.0
+    worker.wake_up(["weights"])
+    assert worker.model._q_scale.item() == 1.0
+    worker.model._q_scale.zero_()
+    worker.wake_up()
+    assert worker.model._q_scale.item() == 1.0
+    assert worker.awake == [["kv_cache"], ["weights"], None]

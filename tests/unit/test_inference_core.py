@@ -22,6 +22,7 @@ RANK_STATE = {
     "load_path": "plan",
     "load_fallback": {},
     "num_quantized": 2,
+    "place": "cpu/boot/net",
     "audit": "",
     "message": "",
 }

@@ -5,7 +5,7 @@ import pytest
 from fp8rl_workers.errors import InvalidInputError
 from fp8rl_workers.places import choose_transport, this_place
 
-GPU, HOST, OTHER = "cuda/boot/net", "cpu/boot/net", "cuda/other/net"
+GPU, HOST, OTHER = "cuda:GPU-1/boot/net", "cpu/boot/net", "cuda:GPU-2/boot/net"
 
 
 @pytest.mark.parametrize(
@@ -30,5 +30,5 @@ def test_ipc_asked_for_where_an_engine_cannot_see_the_trainers_memory_is_refused
 
 
 def test_processes_of_one_machine_have_one_place():
-    assert this_place("cpu") == this_place("cpu") != this_place("cuda")
+    assert this_place("cpu") == this_place("cpu") != this_place("cuda:GPU-1")
     assert this_place("cpu").count("/") == 2

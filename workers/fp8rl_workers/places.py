@@ -13,7 +13,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def this_place(device: str) -> str:
-    """`<kind of device>/<boot of the machine>/<network namespace>`; `device`: cpu or cuda.
+    """`<device>/<boot of the machine>/<network namespace>`; `device`: cpu, or cuda: and the card's UUID.
 
     Processes that agree in all of it can map each other's memory (`weights.wire_ipc`).
     """
@@ -36,9 +36,9 @@ def choose_transport(asked: str, trainer: str, engines: Mapping[str, str]) -> Tr
     if asked == "ipc" and apart:
         raise InvalidInputError(
             f"weightSync.transport: ipc needs trainer and engines on one machine, in one network namespace, with weights on "
-            f"the same kind of device; {listed(apart)} differ from the trainer ({trainer or 'which has not said'}); set transport: auto"
+            f"the same card or all in host memory; {listed(apart)} differ from the trainer ({trainer or 'which has not said'}); set transport: auto"
         )
-    if asked == "ipc" or (asked == "auto" and not apart and trainer.startswith("cuda/")):
+    if asked == "ipc" or (asked == "auto" and not apart and trainer.startswith("cuda:")):
         return "ipc"
     return "gloo"
 

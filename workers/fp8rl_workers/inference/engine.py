@@ -18,11 +18,12 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.platforms import current_platform
+from vllm.v1.worker.gpu_worker import Worker
 
 from fp8rl_workers.config import EngineConfig, PodEnvironment
 from fp8rl_workers.inference.agent import Agent
 from fp8rl_workers.inference.audit import audit, hf_layers, quantized_modules
-from fp8rl_workers.inference.kv_scales import restore_kv_scales
+from fp8rl_workers.inference.kv_scales import restore_after_wake, restore_kv_scales
 from fp8rl_workers.inference.launch import RESOLVED_VARIABLE, holds_bf16, plan_of, read_model
 from fp8rl_workers.protocol import ResolvedPrecision
 from fp8rl_workers.weights.load import Loader
@@ -46,6 +47,7 @@ class Fp8rlTransferEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTra
         resolved = ResolvedPrecision.model_validate_json(Path(os.environ[RESOLVED_VARIABLE]).read_bytes())
         as_bf16 = holds_bf16(resolved, on_cpu=bool(current_platform.is_cpu()))
         restore_kv_scales(model)
+        restore_after_wake(Worker)
         fused = plan_of(job, resolved, read_model(job.model_path)).engine_shards
         self.quantized = hf_layers(quantized_modules(model), fused)
         self.audit = audit(self.quantized, [] if as_bf16 else resolved.quantized_layers)

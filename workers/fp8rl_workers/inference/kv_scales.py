@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -29,3 +32,22 @@ def restore_kv_scales(model: nn.Module) -> int:
                 copy.fill_(1.0)
         layers += bool(found)
     return layers
+
+
+def restore_after_wake(worker_class: Any) -> None:
+    """Have `wake_up` of vLLM's worker class restore the scales of its model: memory that slept comes back with any values.
+
+    vLLM itself restores k and v, and those only where the KV cache is FP8 and wakes with the weights or after them. Waking only
+    what is no weight restores nothing here: the scales may still be asleep. Once per class, however often it is called.
+    """
+    plain = worker_class.wake_up
+    if hasattr(plain, "__wrapped__"):
+        return
+
+    @functools.wraps(plain)
+    def wake_up(worker: Any, tags: list[str] | None = None) -> None:
+        plain(worker, tags)
+        if tags is None or "weights" in tags:
+            restore_kv_scales(worker.get_model())
+
+    worker_class.wake_up = wake_up

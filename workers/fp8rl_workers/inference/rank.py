@@ -13,6 +13,7 @@ from fp8rl_workers.errors import WorkerError
 from fp8rl_workers.inference.agent import Agent
 from fp8rl_workers.places import this_place
 from fp8rl_workers.protocol import Decision, Epoch
+from fp8rl_workers.weights.group import name_of
 from fp8rl_workers.weights.load import Loader
 
 Answer = dict[str, Any]
@@ -53,7 +54,7 @@ def state(engine: RankEngine) -> Answer:
         "epoch_told": agent.epoch.epoch if agent.epoch else None,
         "prepared_sync_id": prepared.sync_id if prepared else None,
         "prepared_version": prepared.version if prepared else None,
-        "place": this_place(loader.device.type),
+        "place": this_place(name_of(loader.device)),
         "load_path": loader.path,
         "load_fallback": loader.fallback,
         "num_quantized": len(engine.quantized),
@@ -99,6 +100,8 @@ def merge_states(ranks: list[Answer]) -> Answer:
     first = dict(ranks[0])
     if any(rank["epoch"] != first["epoch"] for rank in ranks):
         first["epoch"] = None
+    if any(rank["place"] != first["place"] for rank in ranks):
+        first["place"] = ""
     if any(rank["prepared_sync_id"] != first["prepared_sync_id"] for rank in ranks):
         first["prepared_sync_id"] = first["prepared_version"] = None
     first["error"] = next((fault for rank in ranks for fault in (rank["audit"], rank["message"]) if fault), "")

@@ -22,7 +22,7 @@ from fp8rl_workers.places import this_place
 from fp8rl_workers.protocol import Decision, Epoch, EpochReport, SyncReport, SyncRequest
 from fp8rl_workers.trainer.publish import Publisher, WeightSource, WireFormat
 from fp8rl_workers.trainer.versions import VersionCounter
-from fp8rl_workers.weights.group import Group, JoinError, StoreHost, join_group
+from fp8rl_workers.weights.group import Group, JoinError, StoreHost, join_group, name_of
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Membership:
             InvalidInputError: the store's port is in use.
         """
         self.versions = VersionCounter(pod.state_dir / "version")
-        self.place = this_place(weights_device().type)
+        self.place = this_place(name_of(weights_device()))
         self._config, self._pod, self._metrics = config, pod, metrics
         self._store = StoreHost(pod.pod_ip, config.weight_sync.port)
         self._thread = ThreadPoolExecutor(1, "fp8rl-sync")

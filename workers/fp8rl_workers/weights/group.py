@@ -300,6 +300,13 @@ class Group:
             ) from error
 
 
+def name_of(device: torch.device) -> str:
+    """A device as `places.this_place` takes it: cpu, or cuda: and the card's UUID."""
+    if device.type != "cuda":
+        return device.type
+    return f"cuda:{torch.cuda.get_device_properties(device).uuid}"
+
+
 def until(deadline: float) -> float:
     """Seconds until a monotonic deadline, at least 0."""
     return max(0.0, deadline - time.monotonic())

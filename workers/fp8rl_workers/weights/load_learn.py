@@ -1,43 +1,38 @@
 """Learning a layout by watching vLLM's reload, one layer of each kind.
 
-The engine fuses, slices and transposes what it loads. Instead of knowing how, `learn` loads tags: first all ones, then all
-twos, which shows the elements that arrive unchanged; then the position of each element, one digit per reload, in digits
-that every dtype holds exactly (0..15 where one-byte floats travel, else 0..255). Runs of consecutive positions become
-strided blocks.
-
-Tags are loaded into one part of the model at a time (a decoder layer, an embedding), and of parts that are alike in the names,
-dtypes and sizes of their tensors and storages only into the first: its blocks are taken for the others. Then the whole layout is
-tried: the real weights with all top bits flipped, and the real weights, are reloaded, and the layout must predict each byte of
-storage both times. What does not arrive unchanged, or not as predicted, is reported by tensor with its reason; then nothing
-is learned.
+The engine fuses, slices and transposes what it loads. Instead of knowing how, `learn` loads tags (`load_tags`), which show where
+each element arrives, into one part of the model at a time (a decoder layer, an embedding), and of parts that are alike in the
+names, dtypes and sizes of their tensors and storages only into the first: its blocks are taken for the others. Then the whole
+layout is tried: the real weights with all top bits flipped, and the real weights, are reloaded, and the layout must predict each
+byte of storage both times. What does not arrive unchanged, or not as predicted, is reported by tensor with its reason; then
+nothing is learned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fp8rl_workers.weights.load_layout import Block, Inputs, Layout, Signature, bits, moved, same_bits
+from fp8rl_workers.weights.load_layout import (
+    Block,
+    Inputs,
+    Layout,
+    LearnError,
+    Signature,
+    bits,
+    moved,
+    same_bits,
+    signature_of,
+    storages_of,
+)
+from fp8rl_workers.weights.load_tags import Reload, blocks_by_tags
 
-Reload = Callable[[Inputs], None]
+__all__ = ["LearnError", "PartReload", "Reload", "learn", "signature_of", "storages_of"]
+
 PartReload = Callable[[str], tuple[nn.Module, Reload] | None]
-
-MAX_RUNS_SHARE = 1 / 16
-"""A storage whose elements land in more runs than this share of them is repacked, not laid out."""
-MIN_RUNS = 1024
-CHUNK = 1 << 26
-"""Elements looked at together: bounds the memory of learning."""
-
-
-class LearnError(Exception):
-    """The layout cannot be learned; `reasons` says why, by tensor or parameter."""
-
-    def __init__(self, reasons: dict[str, str]) -> None:
-        super().__init__("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
-        self.reasons = reasons
 
 
 @dataclass(frozen=True)
@@ -54,24 +49,6 @@ class Part:
         tensors = tuple((name.removeprefix(self.prefix), dtype, shape) for name, dtype, shape in self.signature)
         held = tuple((name, flats[i].dtype, flats[i].numel()) for name, i in sorted(self.storages.items()))
         return tensors, held
-
-
-def signature_of(inputs: Inputs) -> Signature:
-    """Names, dtypes and shapes, in order."""
-    return tuple((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in inputs)
-
-
-def storages_of(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Every storage of the model's parameters and buffers once: a name that it has, and a flat view of all of it."""
-    found: dict[int, tuple[str, Tensor]] = {}
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        storage = tensor.untyped_storage()
-        if storage.nbytes() == 0 or storage.data_ptr() in found:
-            continue
-        count = storage.nbytes() // tensor.element_size()
-        flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (count,), (1,))
-        found[storage.data_ptr()] = (name, flat)
-    return list(found.values())
 
 
 def learn(
@@ -110,6 +87,9 @@ def learn(
     except LearnError:
         reload(inputs())
         raise
+    except torch.OutOfMemoryError as error:
+        reload(inputs())
+        raise LearnError({"*": f"no memory to learn the layout with: {str(error).partition('. ')[0]}"}) from error
     reload(inputs())
     check_prediction(layout, names, inputs(), flats)
     rest.check(before)
@@ -162,7 +142,10 @@ def blocks_of(parts: list[Part], names: list[str], flats: list[Tensor]) -> dict[
     for part in parts:
         kind = part.kind(flats)
         if kind not in known:
-            known[kind] = part, learn_part(part, names, flats)
+            known[kind] = (
+                part,
+                blocks_by_tags(part.signature, sorted(part.storages.values()), part.reload, names, flats),
+            )
         first, learned = known[kind]
         local = {index: name for name, index in first.storages.items()}
         for name, items in learned.items():
@@ -171,135 +154,11 @@ def blocks_of(parts: list[Part], names: list[str], flats: list[Tensor]) -> dict[
     return blocks
 
 
-def learn_part(part: Part, names: list[str], flats: list[Tensor]) -> dict[str, list[Block]]:
-    """Blocks of one part's tensors, by loading tags into it."""
-    indices = sorted(part.storages.values())
-    mine = [flats[i] for i in indices]
-    covered = covered_by(part, mine)
-    positions = positions_in(part, mine, covered)
-    sizes = [torch.Size(shape).numel() for _, _, shape in part.signature]
-    ends = torch.tensor(sizes).cumsum(0)
-    blocks: dict[str, list[Block]] = {name: [] for name, _, _ in part.signature}
-    tensors, scattered = list(blocks), {}
-    for storage, position, mask in zip(indices, positions, covered, strict=True):
-        runs = runs_of(position, mask, ends)
-        if len(runs) > max(MIN_RUNS, len(position) * MAX_RUNS_SHARE):
-            scattered[names[storage]] = f"its {len(position)} elements come in {len(runs)} runs: the engine repacks it"
-            continue
-        for index, src, dst, rows, cols, src_stride, dst_stride in merge(runs):
-            start = int(ends[index]) - sizes[index]
-            name = tensors[index]
-            blocks[name].append(Block(storage, name, src - start, dst, rows, cols, src_stride, dst_stride))
-    if scattered:
-        raise LearnError(scattered)
-    return blocks
-
-
 def flipped(tensor: Tensor) -> Tensor:
     """Another input of the same kind whose bytes differ in every element: the top bit flipped."""
     found = bits(tensor)
     top = 0x80 if found.dtype == torch.uint8 else torch.iinfo(found.dtype).min
     return (found ^ top).view(tensor.dtype)
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """Torch's dtype of a name."""
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-def filled(signature: Signature, value: int, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Inputs of one value."""
-    for name, dtype, shape in signature:
-        yield name, torch.full(shape, float(value), device=device).to(dtype_of(dtype))
-
-
-def digits(signature: Signature, place: int, base: int, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Each element's number in the whole set of inputs, its digit at `place`."""
-    start = 0
-    for name, dtype, shape in signature:
-        count = torch.Size(shape).numel()
-        out = torch.empty(count, dtype=dtype_of(dtype), device=device)
-        for at in range(0, count, CHUNK):
-            number = torch.arange(start + at, start + min(at + CHUNK, count), device=device)
-            out[at : at + CHUNK] = (number // base**place % base).to(torch.float32).to(out.dtype)
-        yield name, out.reshape(shape)
-        start += count
-
-
-def covered_by(part: Part, flats: list[Tensor]) -> list[Tensor]:
-    """Per storage, the elements that took both a one and a two from the inputs."""
-    device = flats[0].device if flats else torch.device("cpu")
-    part.reload(filled(part.signature, 1, device))
-    ones = [equals(flat, 1) for flat in flats]
-    part.reload(filled(part.signature, 2, device))
-    return [one & equals(flat, 2) for one, flat in zip(ones, flats, strict=True)]
-
-
-def equals(flat: Tensor, value: int) -> Tensor:
-    """Which elements have a value."""
-    pieces = [flat[at : at + CHUNK].to(torch.float32) == value for at in range(0, flat.numel(), CHUNK)]
-    return torch.cat(pieces)
-
-
-def positions_in(part: Part, flats: list[Tensor], covered: list[Tensor]) -> list[Tensor]:
-    """Per storage, the number of the input element that each covered element took."""
-    total = sum(torch.Size(shape).numel() for _, _, shape in part.signature)
-    base = 16 if any(dtype_of(dtype).itemsize == 1 for _, dtype, _ in part.signature) else 256
-    device = flats[0].device if flats else torch.device("cpu")
-    places = [mask.nonzero().view(-1) for mask in covered]
-    found = [torch.zeros(len(place), dtype=torch.int64, device=device) for place in places]
-    place = 0
-    while base**place < total:
-        part.reload(digits(part.signature, place, base, device))
-        for position, flat, at in zip(found, flats, places, strict=True):
-            for start in range(0, len(at), CHUNK):
-                step = slice(start, start + CHUNK)
-                position[step] += flat[at[step]].to(torch.int64) * base**place
-        place += 1
-    return found
-
-
-def runs_of(position: Tensor, mask: Tensor, ends: Tensor) -> list[tuple[int, int, int, int]]:
-    """(tensor, source, target, length) of maximal runs in which both positions grow by one, within one tensor."""
-    count = len(position)
-    if not count:
-        return []
-    target, limits = mask.nonzero().view(-1), ends.to(position.device)
-    found = [torch.zeros(1, dtype=torch.int64)]
-    for at in range(0, count - 1, CHUNK):
-        source, place = position[at : at + CHUNK + 1], target[at : at + CHUNK + 1]
-        owner = torch.bucketize(source, limits, right=True)
-        breaks = (source.diff() != 1) | (place.diff() != 1) | (owner.diff() != 0)
-        found.append((breaks.nonzero().view(-1) + at + 1).cpu())
-    starts = torch.cat(found)
-    lengths = torch.cat([starts[1:], torch.tensor([count])]) - starts
-    source = position[starts.to(position.device)].cpu()
-    columns = (
-        torch.bucketize(source, ends, right=True),
-        source,
-        target[starts.to(target.device)].cpu(),
-        lengths,
-    )
-    return list(zip(*(column.tolist() for column in columns), strict=True))
-
-
-def merge(runs: list[tuple[int, int, int, int]]) -> Iterator[tuple[int, int, int, int, int, int, int]]:
-    """Join runs of equal length at equal strides: (tensor, source, target, rows, cols, strides)."""
-    i = 0
-    while i < len(runs):
-        tensor, src, dst, cols = runs[i]
-        rows, src_stride, dst_stride = 1, cols, cols
-        while i + rows < len(runs):
-            other, next_src, next_dst, length = runs[i + rows]
-            step = (next_src - runs[i + rows - 1][1], next_dst - runs[i + rows - 1][2])
-            if other != tensor or length != cols or step[0] <= 0 or (rows > 1 and step != (src_stride, dst_stride)):
-                break
-            src_stride, dst_stride = step
-            rows += 1
-        yield tensor, src, dst, rows, cols, src_stride, dst_stride
-        i += rows
 
 
 def check_coverage(signature: Signature, blocks: dict[str, list[Block]]) -> None:

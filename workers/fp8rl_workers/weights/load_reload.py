@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fp8rl_workers.errors import InvalidModelError
 from fp8rl_workers.weights.load_layout import Inputs
-from fp8rl_workers.weights.load_learn import Reload
+from fp8rl_workers.weights.load_tags import Reload
 
 KERNEL_FIELDS = ("moe_quant_config", "moe_kernel")
 """What vLLM's methods of experts hold of the parameters, or of what these were at the last reload."""
@@ -43,6 +43,7 @@ class VllmReload:
 
         Raises:
             InvalidModelError: names, shapes or dtypes that the model does not take, or that it misses: all of them.
+            torch.OutOfMemoryError: the device has no room for one layer more; another reload may follow.
         """
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
@@ -50,9 +51,13 @@ class VllmReload:
             initialize_layerwise_reload(self.module)
             faults: list[str] = []
             offered: set[str] = set()
-            for group in by_layer(inputs):
-                faults += self._load(group)
-                offered.update(name for name, _ in group)
+            try:
+                for group in by_layer(inputs):
+                    faults += self._load(group)
+                    offered.update(name for name, _ in group)
+            except torch.OutOfMemoryError:
+                abandon(self.module)
+                raise
             faults += missing_weights(self.module, offered, packed_of(self.model), self.part)
             if faults:
                 abandon(self.module)
@@ -65,6 +70,8 @@ class VllmReload:
         """Load one layer's weights; after a failure each by itself, to name them all."""
         try:
             self.model.load_weights(iter(group))  # type: ignore[operator]
+        except torch.OutOfMemoryError:
+            raise
         except LOAD_FAILURES as error:
             if len(group) == 1:
                 name, tensor = group[0]

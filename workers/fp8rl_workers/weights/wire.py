@@ -1,6 +1,6 @@
 """The wire: how packed buckets of bytes travel from the trainer's rank 0 to every engine rank of an epoch.
 
-One implementation per transport, both ends in one file (`wire_gloo`, `wire_ipc`). A wire belongs to one epoch and dies with it.
+One implementation per transport, both ends in one file (`wire_gloo`, `wire_ipc`, `wire_nccl`). A wire belongs to one epoch and dies with it.
 All ranks move the same buckets in the same order, so an offer's list of buckets is the whole protocol. A transfer that fails
 (lost peer, time-out, abort) breaks the wire for good: the next transfer needs a new epoch.
 
@@ -77,7 +77,7 @@ def open_wire(
     """Connect this rank to all others of an epoch, over `store` (already prefixed with job and epoch).
 
     Args:
-        transport: Name of the transport: `gloo` or `ipc`.
+        transport: Name of the transport: `gloo`, `ipc` or `nccl`.
         store: Where the ranks find each other's addresses.
         rank: This rank; 0 sends.
         world_size: Number of ranks.
@@ -86,7 +86,7 @@ def open_wire(
         device: Where the weights are; gloo stages on the host all the same.
 
     Raises:
-        InvalidInputError: the transport is not known.
+        InvalidInputError: the transport is not known, or cannot work on this device.
         WireError: not all ranks connected in time.
     """
     if transport == "gloo":
@@ -97,4 +97,8 @@ def open_wire(
         from fp8rl_workers.weights.wire_ipc import IpcWire
 
         return IpcWire(store, rank, device, timeout_seconds)
-    raise InvalidInputError(f"weightSync.transport: {transport!r} is not built in this release; use gloo or ipc")
+    if transport == "nccl":
+        from fp8rl_workers.weights.wire_nccl import NcclWire
+
+        return NcclWire(store, rank, world_size, device, timeout_seconds)
+    raise InvalidInputError(f"weightSync.transport: {transport!r} is not built in this release; use gloo, ipc or nccl")
