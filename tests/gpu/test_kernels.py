@@ -135,6 +135,8 @@ def test_fp32_scales_are_within_one_ulp_of_transformer_engine_and_codes_equal(en
 
 
 def test_mxfp8_is_transformer_engine_s_but_for_scale_byte_zero(engine):
+    if torch.cuda.get_device_capability() < (10, 0):
+        pytest.skip("Transformer Engine 2.12 writes no MXFP8 below compute capability 10.0")
     from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
 
     weight = torch.randn(256, 512, dtype=torch.bfloat16, device="cuda")
