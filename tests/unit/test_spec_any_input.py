@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from builders import make_body
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fp8rl_operator.spec import FP8RLJob, inspect, parse
@@ -48,6 +48,7 @@ def put(body: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(paths()), JSON), min_size=1, max_size=4))
+@example([(("samplers",), [None, {}, None])])  # a repair moves what the next fault speaks of
 def test_any_value_in_any_field_is_taken_or_answered_with_faults_that_read(changes: list[tuple[tuple[str, ...], Any]]):
     body = make_body()
     for path, value in changes:

@@ -96,11 +96,11 @@ def _repair(body: dict[str, Any], detail: ErrorDetails) -> None:
             return
         parent = parent[part]
     last = location[-1]
-    if detail["type"] == "missing":
+    if isinstance(parent, dict) and detail["type"] == "missing":
         parent[last] = _example(location)
     elif isinstance(parent, dict):
         parent.pop(last, None)
-    elif isinstance(last, int) and last < len(parent):
+    elif isinstance(parent, list) and isinstance(last, int) and last < len(parent):
         del parent[last]
 
 
