@@ -94,6 +94,13 @@ NOT_BUILT: tuple[Line, ...] = (
         "set transport: auto, gloo or ipc",
     ),
     Line(
+        "spec.weightSync.transport",
+        ("auto", "gloo", "nccl"),
+        "trainer and engines are pods with network namespaces of their own, and shared memory is handed over within one",
+        "set transport: auto, or gloo",
+        world="cluster",
+    ),
+    Line(
         "spec.weightSync.mode",
         ("auto", "shadow", "reload"),
         "engines of this release receive beside the weights that serve",

@@ -101,11 +101,12 @@ def group(status: OrchestratorStatus) -> Status:
 def member(item: MemberStatus) -> Status:
     """One member of the group."""
     version = {} if item.version is None else {"version": item.version}
+    transport = {"transport": item.transport} if item.transport else {}
     return {
         "pod": item.pod,
         "role": item.role,
         "ranks": list(item.ranks),
-        "transport": item.transport,
+        **transport,
         **version,
         "state": item.state,
     }

@@ -13,7 +13,7 @@ from offers import offer_of, put
 from torch import nn
 
 from fp8rl_workers.config import PodEnvironment
-from fp8rl_workers.errors import NotYetError, StaleError
+from fp8rl_workers.errors import DigestError, NotYetError, StaleError, SyncError
 from fp8rl_workers.inference.agent import Agent
 from fp8rl_workers.inference.rank import merge_states
 from fp8rl_workers.inference.rank import state as rank_state
@@ -42,7 +42,8 @@ class Tiny(nn.Module):
 class Sender:
     """Rank 0: a store and one epoch at a time."""
 
-    def __init__(self):
+    def __init__(self, transport):
+        self.transport = transport
         self.host = StoreHost(HERE, 0)
         self.group = None
         self.number = self.sync_id = self.n = 0
@@ -60,8 +61,8 @@ class Sender:
             store_port=self.host.port,
             timeout_seconds=timeout,
             members=[
-                Member(pod="t", uid="t", role="trainer", address=HERE, ranks=[0]),
-                Member(pod="e", uid="e", role="inference", address=HERE, ranks=[1]),
+                Member(pod="t", uid="t", role="trainer", address=HERE, ranks=[0], transport=self.transport),
+                Member(pod="e", uid="e", role="inference", address=HERE, ranks=[1], transport=self.transport),
             ],
         )
         agent.join(epoch)
@@ -74,13 +75,15 @@ class Sender:
         n, self.n = self.n, self.n + 1
         layout = plan_layout(WEIGHTS, "bf16", 4096)
         offer = offer_of(layout, epoch=self.number, sync_id=self.sync_id, version=version, step=version, wire="bf16")
+        self.group.wait_released(n - 1, 10)
+        buckets = self.group.wire.buffers(layout.buckets)
         put(self.group, n, offer)
         parts = {w.name: torch.full(w.shape, float(value), dtype=torch.bfloat16) for w in WEIGHTS}
         sealed = make_seal(offer, [digest(parts[entry.name]) for entry in offer.tensors])
         for number, entries in enumerate(offer.by_bucket()):
             if number == buckets_sent:
                 return sealed.total
-            bucket = torch.zeros(layout.buckets[number], dtype=torch.uint8)
+            bucket = buckets[number]
             for entry in entries:
                 bucket[entry.offset : entry.offset + entry.nbytes] = parts[entry.name].view(-1).view(torch.uint8)
             bucket[0] ^= int(flip)
@@ -106,14 +109,21 @@ class Sender:
 def agent():
     model = Tiny()
     loader = Loader(model, model.reload, whole=True, mode="auto", unlearnable=dict)
-    agent = Agent(loader, "bf16", job_uid="job", pod=POD, local_rank=0)
+    agent = Agent(loader, "codes", job_uid="job", pod=POD, local_rank=0)
     yield agent
     agent.leave()
 
 
+@pytest.fixture(params=["gloo", "ipc"])
+def sender(request):
+    sender = Sender(request.param)
+    yield sender
+    sender.close()
+
+
 @pytest.fixture
-def sender():
-    sender = Sender()
+def sharer():
+    sender = Sender("ipc")
     yield sender
     sender.close()
 
@@ -218,6 +228,47 @@ def test_an_aborted_sync_is_forgotten_and_another_ones_abort_is_ignored(agent, s
     agent.abort(decision)
     with pytest.raises(NotYetError):
         agent.verify(decision)
+
+
+def test_shared_bytes_are_read_until_the_commit_and_then_released(agent, sharer):
+    sharer.form(agent)
+    for n, value in enumerate((1, 2)):
+        total = sharer.send(value, n + 1)
+        sharer.report()
+        with pytest.raises(SyncError, match=f"rank 1 still reads the weights of offer {n}"):
+            sharer.group.wait_released(n, 0.1)
+        commit(agent, sharer.decision(n + 1, total))
+        sharer.group.wait_released(n, 10)
+    assert agent.loader.path == "plan"
+    assert agent.loader.shadow is None
+    assert float(agent.loader.model.w[0, 0]) == 2.0
+
+
+def test_shared_bytes_are_released_when_they_are_refused_aborted_or_given_up(agent, sharer):
+    sharer.form(agent)
+    publish(agent, sharer, 1, 1)
+    sharer.send(2, 2, flip=True)
+    sharer.group.wait_released(1, 10)
+    total = sharer.send(3, 3)
+    sharer.report()
+    agent.abort(sharer.decision(3, total))
+    sharer.group.wait_released(2, 10)
+    sharer.send(4, 4, seal=False)
+    sharer.group.put_abort(3, "a weight is not finite")
+    sharer.group.wait_released(3, 10)
+    publish(agent, sharer, 5, 5)
+
+
+def test_a_byte_that_changes_in_shared_memory_after_it_was_prepared_is_refused_and_the_memory_released(agent, sharer):
+    sharer.form(agent)
+    publish(agent, sharer, 1, 1)
+    total = sharer.send(2, 2)
+    sharer.report()
+    sharer.group.wire.buffers(plan_layout(WEIGHTS, "bf16", 4096).buckets)[0][7] ^= 1
+    with pytest.raises(DigestError, match="w: digest"):
+        agent.verify(sharer.decision(2, total))
+    assert float(agent.loader.model.w[0, 0]) == 1.0
+    sharer.group.wait_released(1, 10)
 
 
 def test_epochs_of_others_are_refused(agent, sender):

@@ -73,28 +73,36 @@ def test_a_plan_matches_only_what_it_was_made_for():
     assert not plan.matches([])
 
 
-def refuse(error, text, names, source, wire, outputs=None):
-    one = CastItem(names, source, wire, item(names, source, "bf16").outputs if outputs is None else outputs)
+ONES = torch.ones(4, 32)
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "names", "source", "wire"),
+    [
+        (
+            TypeError,
+            r"^w: the source of a cast is BF16 or an fp32 master, not torch.float16$",
+            "w",
+            ONES.half(),
+            "bf16",
+        ),
+        (InvalidModelError, r"^w: the last dimension has stride 32, 1 is needed", "w", ONES.t(), "bf16"),
+        (InvalidModelError, r"^a: 3 names for a source of shape \[4, 32\]$", "abc", ONES, "bf16"),
+        (
+            InvalidModelError,
+            r"^w: wire channel needs \[M, N\], or \[E, M, N\], not shape \[32\]",
+            "w",
+            ONES[0],
+            "channel",
+        ),
+        (InvalidModelError, r"^w: mxfp8 needs K % 32 == 0, and 31 % 32 = 31; add", "w", ONES[:, :31], "mxfp8"),
+        (InvalidModelError, r"^w: outputs are \[.*\], wire blockwise has \[", "w", ONES, "blockwise"),
+    ],
+)
+def test_items_that_cannot_be_cast_are_refused_by_name(error, text, names, source, wire):
+    one = CastItem(tuple(names), source, wire, item(tuple(names), source, "bf16").outputs)
     with pytest.raises(error, match=text):
         cast_plan([one], "pow2")
-
-
-def test_items_that_cannot_be_cast_are_refused_by_name():
-    ones = torch.ones(4, 32)
-    refuse(
-        TypeError, "^w: the source of a cast is BF16 or an fp32 master, not torch.float16$", ("w",), ones.half(), "bf16"
-    )
-    refuse(InvalidModelError, "^w: the last dimension has stride 32, 1 is needed", ("w",), ones.t(), "bf16")
-    refuse(InvalidModelError, r"^a: 3 names for a source of shape \[4, 32\]$", ("a", "b", "c"), ones, "bf16")
-    refuse(
-        InvalidModelError,
-        r"^w: wire channel needs \[M, N\], or \[E, M, N\], not shape \[32\]",
-        ("w",),
-        ones[0],
-        "channel",
-    )
-    refuse(InvalidModelError, r"^w: mxfp8 needs K % 32 == 0, and 31 % 32 = 31; add", ("w",), ones[:, :31], "mxfp8")
-    refuse(InvalidModelError, r"^w: outputs are \[.*\], wire blockwise has \[", ("w",), ones, "blockwise")
 
 
 def test_a_backend_that_does_not_run_here_is_refused_with_the_way_out(monkeypatch):

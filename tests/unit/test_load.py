@@ -166,9 +166,10 @@ def test_all_tensors_that_do_not_fit_are_named_at_once():
 
 
 def test_the_order_of_tensors_is_no_difference():
-    check_signature(
-        (("a", "bfloat16", (1,)), ("b", "bfloat16", (2,))), (("b", "bfloat16", (2,)), ("a", "bfloat16", (1,)))
-    )
+    one, two, other = ("a", "bfloat16", (1,)), ("b", "bfloat16", (2,)), ("b", "bfloat16", (3,))
+    assert check_signature((one, two), (two, one)) is None
+    with pytest.raises(InvalidModelError, match=r"^1 offered tensors do not fit: b: bfloat16 \[3\]"):
+        check_signature((one, two), (other, one))
 
 
 def test_an_engine_that_holds_codes_takes_wire_tensors_as_they_are():

@@ -109,6 +109,17 @@ def test_sync_over_gpus_is_gloo_with_any_cast() -> None:
     ]
 
 
+def test_shared_memory_is_for_one_machine() -> None:
+    job = make_job({"weightSync": {"transport": "ipc"}, "trainer": {"checkpoint": {"claimName": "c"}}})
+    assert [fault for fault in not_built(job, "machine") if "transport" in fault.path] == []
+    assert [str(fault) for fault in not_built(job, "cluster")] == [
+        (
+            "spec.weightSync.transport: value ipc: not built in this release for a cluster: trainer and engines are pods with network "
+            "namespaces of their own, and shared memory is handed over within one; set transport: auto, or gloo"
+        )
+    ]
+
+
 def test_a_refusal_tells_the_line_and_is_exit_code_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(make_body({"gate": {"required": True}})))

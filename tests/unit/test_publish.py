@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fp8rl_workers.errors import InvalidModelError, NonFiniteError
-from fp8rl_workers.trainer.publish import Staging, WireFormat, place
+from fp8rl_workers.errors import InvalidModelError, NonFiniteError, SyncError
+from fp8rl_workers.protocol import SyncRequest
+from fp8rl_workers.trainer.publish import Publisher, Staging, WireFormat, place
 from fp8rl_workers.weights.cast import quantize
 from fp8rl_workers.weights.digest import digest, of_stack
 from fp8rl_workers.weights.offer import Weight, plan_layout, stacked
@@ -115,3 +118,51 @@ def test_a_trainer_that_lacks_a_weight_of_the_layout_is_refused_with_its_name():
     source.sources = lambda: iter([("model.norm.weight", source.norm)])
     with pytest.raises(InvalidModelError, match=r"3 differ, the first is model\.layers\.0\.mlp\.experts\.0\.up_proj"):
         staged(source)
+
+
+class SharedGroup(Group):
+    """A store whose one engine never says that it has read what was staged."""
+
+    def __init__(self):
+        self.wire, self.epoch = Wire(), SimpleNamespace(world_size=2)
+        self.wire.shared = True
+        self.staged = self.wire.buffers(plan_layout(form().weights, "blockwise", 1 << 20).buckets)
+        self.wire.buffers = lambda _: self.staged
+        self.offered = []
+
+    def wait_released(self, n, timeout):
+        raise SyncError(f"rank 1 still reads the weights of offer {n}")
+
+    def put_layout(self, digest, text):
+        pass
+
+    def put_offer(self, n, text):
+        self.offered.append(n)
+
+    def put_seal(self, n, text):
+        pass
+
+    def transfer(self, n):
+        return contextlib.nullcontext()
+
+    def wait_reports(self, n, timeout):
+        return {}
+
+
+def test_nothing_is_offered_or_written_over_bytes_that_an_engine_still_reads():
+    group, source = SharedGroup(), Source(whole=True)
+    publisher = Publisher(group, source, form(), 0)
+    request = SyncRequest(job_uid="job", epoch=1, sync_id=1, version=1, timeout_seconds=1)
+    publisher.publish(0, request)
+    before = [bucket.clone() for bucket in group.staged]
+    source.experts.add_(1.0)
+    with pytest.raises(SyncError, match="offer 0"):
+        publisher.publish(1, request)
+    assert group.offered == [0]
+    assert all(torch.equal(bucket, old) for bucket, old in zip(group.staged, before, strict=True))
+
+
+def test_experts_that_do_not_end_on_words_are_refused_with_the_arithmetic():
+    assert of_stack([digest(torch.zeros(10, dtype=torch.uint8))], 10) == 0
+    with pytest.raises(InvalidModelError, match="3 experts of 10 bytes each, and 10 % 4 = 2"):
+        of_stack([1, 2, 3], 10)

@@ -36,14 +36,13 @@ def result(name):
 
 
 def sync_figures(models):
-    dense, experts = models["dense_8b"], models["moe_30b_a3b"]
+    dense = models["dense_8b"]
     return [
         f"| 8B weights on one H200, offer to visible | {dense['seconds'] * 1e3:.1f} ms |",
         f"| vLLM's own `ipc` transfer over that, same run | {dense['times_faster_than_vllm_ipc']:.0f} |",
         f"| the 8B engine stands still, 64 sequences running | {dense['engine_stop_seconds'] * 1e3:.1f} ms |",
         f"| the 8B trainer stands still | {dense['trainer_stop_seconds'] * 1e3:.1f} ms |",
         f"| casts; commit; each over a copy's bandwidth | {dense['cast_of_copy']:.2f}; {dense['commit_of_copy']:.2f} |",
-        f"| 30B-A3B weights on one H200, offer to visible | {experts['seconds'] * 1e3:.0f} ms |",
     ]
 
 

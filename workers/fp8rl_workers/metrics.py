@@ -1,7 +1,7 @@
 """Every metric of the workers: the keys of `metrics.jsonl` and their Prometheus names, defined once.
 
 A key of STEP_METRICS is a field of `protocol.StepRecord.metrics`; its Prometheus gauge is named beside it. Base units,
-no pod names. `stage` is a label: `offer`, `gather`, `cast`, `wire`, `digest`, `load`, on the orchestrator also `report` (the rest of the
+no pod names. `stage` is a label: `offer`, `cast`, `wire`, `seal`, `load`, on the orchestrator also `report` (the rest of the
 prepare phase: round trips, waiting for answers) and `commit`; stages are disjoint and add up to the sync. `reason` labels drops.
 """
 

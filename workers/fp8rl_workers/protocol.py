@@ -124,7 +124,7 @@ class MemberReport(Reply):
 
 
 class SyncReport(Reply):
-    """The prepare phase as the trainer saw it. `stages`: seconds of offer, gather, cast, wire, digest, load; disjoint."""
+    """The prepare phase as the trainer saw it. `stages`: seconds of offer, cast, wire, seal, load; disjoint."""
 
     sync_id: int
     epoch: int
@@ -265,7 +265,7 @@ class MemberStatus(Reply):
     uid: str = ""
     role: Literal["trainer", "inference"]
     ranks: list[int] = []
-    transport: str = "gloo"
+    transport: str = Field(default="", description="Of the epoch that it is in; empty outside one.")
     version: int | None = None
     state: Literal["waiting", "booting", "joining", "serving", "fenced", "lost"]
     message: str = Field(default="", description="Its last error, one line; empty when nothing is wrong.")

@@ -16,7 +16,7 @@ class WeightSync(Model):
 
     transport: Literal["auto", "nccl", "ipc", "gloo"] = Field(
         "auto",
-        description="How bytes travel. ipc: engines read the trainer's own memory, on one machine and in one network namespace. auto: ipc where trainer and engines share a machine's GPUs, else gloo.",
+        description="How bytes travel. ipc: engines read the trainer's own memory, on one machine and in one network namespace. auto: ipc where trainer and engines share a card, else gloo.",
     )
     mode: Literal["auto", "shadow", "inPlace", "reload"] = Field(
         "auto",

@@ -67,13 +67,14 @@ def member_statuses(parts: Parts) -> list[MemberStatus]:
     document, epoch = parts.members.document, parts.group.epoch
     if document is None:
         return []
-    ranks = {item.uid: item.ranks for item in epoch.members} if epoch is not None else {}
+    joined = {item.uid: item for item in epoch.members} if epoch is not None else {}
     return [
         MemberStatus(
             pod=item.pod,
             uid=item.uid,
             role=item.role,
-            ranks=ranks.get(item.uid, []),
+            ranks=joined[item.uid].ranks if item.uid in joined else [],
+            transport=joined[item.uid].transport if item.uid in joined else "",
             version=version_of(parts, item),
             state=trainer_phase(parts) if item.role == "trainer" else engine_phase(parts, item, epoch),
             message=message_of(parts, item),

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fp8rl_workers.errors import InvalidModelError
+
 if TYPE_CHECKING:
     import torch
 
@@ -205,8 +207,16 @@ def to_hex(value: int) -> str:
 
 
 def of_stack(digests: Sequence[int], nbytes: int) -> int:
-    """Digest of members that stand one after the other, each `nbytes` long (whole words), from theirs."""
-    assert nbytes % WORD == 0 or len(digests) == 1, nbytes
+    """Digest of members that stand one after the other, each `nbytes` long, from theirs.
+
+    Raises:
+        InvalidModelError: they do not begin on words, so that their digests say nothing about the whole.
+    """
+    if nbytes % WORD and len(digests) > 1:
+        raise InvalidModelError(
+            f"{len(digests)} experts of {nbytes} bytes each, and {nbytes} % {WORD} = {nbytes % WORD}: held one by one they cannot "
+            "travel as a stack; hold them in one parameter"
+        )
     return sum(value * pow(BASE, e * nbytes // WORD, 1 << 64) for e, value in enumerate(digests)) & MASK64
 
 

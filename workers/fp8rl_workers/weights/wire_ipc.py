@@ -73,7 +73,7 @@ class IpcWire:
             self._let_go()
             try:
                 base = self._make(key, total) if self._rank == 0 else self._open(key, total)
-            except (OSError, RuntimeError) as error:
+            except (OSError, RuntimeError, ValueError) as error:
                 self.broken = f"transport ipc: {total} bytes on {self._device} cannot be shared between trainer and engine: {error}; are both on one machine and in one network namespace?"
                 raise WireError(self.broken) from error
             self._buckets = [base[start : start + size] for start, size in zip(starts, sizes, strict=True)]

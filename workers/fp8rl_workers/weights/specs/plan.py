@@ -66,7 +66,7 @@ class PrecisionPlan:
         return {self.model.engine_name(name): shards for name, shards in (alone | self.fused).items()}
 
     def weights(self) -> list[Weight]:
-        """Every tensor that travels, in order, for `offer.plan_tensors`."""
+        """Every tensor that travels, in order, for `offer.plan_layout`."""
         quantized = set(self.quantized)
         return [
             Weight(s.name, s.shape, quantized=s.module in quantized and s.name.endswith(".weight"), dtype=s.dtype)
